@@ -1,0 +1,312 @@
+"""NumPy or torch: array creation, placement and dense linear algebra.
+
+This is the only module that knows both libraries. Everything above it is written with
+operators that NumPy >= 2 and torch share (``@ + * .mT .reshape`` and indexing) plus the few
+operations below, so the CPU and the CUDA path are the same code. torch is imported only when
+a tensor or a CUDA device shows up.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Protocol
+
+import numpy as np
+from scipy.linalg import cho_solve, eigh, lapack
+from scipy.linalg.blas import dgemm
+
+# A float64 array of either library. NumPy's own annotation cannot describe both.
+Array = Any
+
+
+class NotPositiveDefiniteError(ArithmeticError):
+    """Raised when a Cholesky factorisation meets a pivot that is not positive."""
+
+
+class Backend(Protocol):
+    """The operations that NumPy and torch spell differently. All arrays are float64."""
+
+    name: str
+
+    def asarray(self, values: Any) -> Array:
+        """Contiguous float64 array on this backend's device; no copy where none is needed."""
+
+    def to_numpy(self, array: Array) -> np.ndarray:
+        """The same numbers as a NumPy array."""
+
+    def empty(self, shape: tuple[int, ...]) -> Array:
+        """Uninitialised float64 array."""
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        """Zero-filled float64 array."""
+
+    def index(self, indices: Any) -> Array:
+        """Integer indices in the form this backend indexes fastest with."""
+
+    def take(self, array: Array, indices: Array) -> Array:
+        """Columns ``array[..., indices]``."""
+
+    def multiply(self, left: Array, right: Array, out: Array) -> Array:
+        """Elementwise product written into ``out``."""
+
+    def matmul(self, left: Array, right: Array, out: Array) -> Array:
+        """Matrix product written into ``out``."""
+
+    def tril(self, array: Array) -> Array:
+        """Lower triangle, zeros above."""
+
+    def cumulative_sum(self, array: Array, axis: int) -> Array:
+        """Running sum along ``axis``, in place."""
+
+    def add_product(self, total: Array, left: Array, right: Array) -> None:
+        """``total += left @ right`` without a temporary; all three C-contiguous."""
+
+    def cholesky(self, matrix: Array) -> Array:
+        """Lower Cholesky factor, overwriting the C-contiguous ``matrix`` (lower triangle read)."""
+
+    def cholesky_solve(self, factor: Array, rhs: Array) -> Array:
+        """Solve with a factor returned by :meth:`cholesky`."""
+
+    def reciprocal_condition(self, factor: Array, norm: float) -> float:
+        """Reciprocal 1-norm condition number of the factored matrix whose 1-norm is ``norm``."""
+
+    def eigh(self, matrix: Array) -> tuple[Array, Array]:
+        """Ascending eigenvalues and eigenvectors (columns); lower triangle read, may overwrite."""
+
+    def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
+        """Thin singular value decomposition ``(U, s, Vt)``."""
+
+    def available_memory(self) -> int:
+        """Bytes that an allocation may still use on this device."""
+
+
+class NumpyBackend:
+    """NumPy arrays, BLAS and LAPACK through SciPy."""
+
+    name = "cpu"
+
+    def asarray(self, values: Any) -> np.ndarray:
+        return np.ascontiguousarray(to_numpy(values), dtype=np.float64)
+
+    def to_numpy(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def empty(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.empty(shape)
+
+    def zeros(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(shape)
+
+    def index(self, indices: Any) -> np.ndarray:
+        return np.asarray(indices, dtype=np.intp)
+
+    def take(self, array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        return np.take(array, indices, axis=-1)
+
+    def multiply(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> np.ndarray:
+        return np.multiply(left, right, out=out)
+
+    def matmul(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> np.ndarray:
+        return np.matmul(left, right, out=out)
+
+    def tril(self, array: np.ndarray) -> np.ndarray:
+        return np.tril(array)
+
+    def cumulative_sum(self, array: np.ndarray, axis: int) -> np.ndarray:
+        return np.add.accumulate(array, axis=axis, out=array)
+
+    def add_product(self, total: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
+        # BLAS is column-major: total.T = right.T @ left.T + total.T touches no temporary.
+        dgemm(1.0, right.T, left.T, beta=1.0, c=total.T, overwrite_c=1)
+
+    def cholesky(self, matrix: np.ndarray) -> np.ndarray:
+        # The lower triangle in row order is the upper triangle in LAPACK's column order.
+        factor, info = lapack.dpotrf(matrix.T, lower=0, clean=0, overwrite_a=1)
+        if info != 0:
+            raise NotPositiveDefiniteError(f"pivot {info} is not positive")
+        return factor.T
+
+    def cholesky_solve(self, factor: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(cho_solve((factor.T, False), rhs, check_finite=False))
+
+    def reciprocal_condition(self, factor: np.ndarray, norm: float) -> float:
+        return float(lapack.dpocon(factor.T, norm, uplo="U")[0])
+
+    def eigh(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return eigh(matrix.T, lower=False, overwrite_a=True, check_finite=False, driver="evd")
+
+    def svd(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return np.linalg.svd(matrix, full_matrices=False)
+
+    def available_memory(self) -> int:
+        return _free_ram()
+
+
+class TorchBackend:
+    """torch tensors on one device; the same operations as :class:`NumpyBackend`."""
+
+    def __init__(self, device: Any) -> None:
+        self.torch = import_torch("this computation")
+        self.device = self.torch.device(device)
+        self.name = str(self.device)
+
+    def asarray(self, values: Any) -> Array:
+        tensor = values if is_tensor(values) else self.torch.from_numpy(_writable(values))
+        return tensor.detach().to(self.device, self.torch.float64).contiguous()
+
+    def to_numpy(self, array: Array) -> np.ndarray:
+        return to_numpy(array)
+
+    def empty(self, shape: tuple[int, ...]) -> Array:
+        return self.torch.empty(shape, dtype=self.torch.float64, device=self.device)
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        return self.torch.zeros(shape, dtype=self.torch.float64, device=self.device)
+
+    def index(self, indices: Any) -> Array:
+        return self.torch.as_tensor(indices, dtype=self.torch.int64, device=self.device)
+
+    def take(self, array: Array, indices: Array) -> Array:
+        return array.index_select(-1, indices)
+
+    def multiply(self, left: Array, right: Array, out: Array) -> Array:
+        return self.torch.mul(left, right, out=out)
+
+    def matmul(self, left: Array, right: Array, out: Array) -> Array:
+        return out.copy_(left @ right)
+
+    def tril(self, array: Array) -> Array:
+        return array.tril()
+
+    def cumulative_sum(self, array: Array, axis: int) -> Array:
+        return array.cumsum_(axis)
+
+    def add_product(self, total: Array, left: Array, right: Array) -> None:
+        total.addmm_(left, right)
+
+    def cholesky(self, matrix: Array) -> Array:
+        factor, info = self.torch.linalg.cholesky_ex(matrix)
+        if int(info) != 0:
+            raise NotPositiveDefiniteError(f"pivot {int(info)} is not positive")
+        return factor
+
+    def cholesky_solve(self, factor: Array, rhs: Array) -> Array:
+        return self.torch.cholesky_solve(rhs, factor)
+
+    def reciprocal_condition(self, factor: Array, norm: float) -> float:
+        # torch has no LAPACK pocon: Higham's 1-norm estimator needs only a few solves.
+        return _reciprocal_condition(self, factor, norm)
+
+    def eigh(self, matrix: Array) -> tuple[Array, Array]:
+        return self.torch.linalg.eigh(matrix)
+
+    def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
+        return self.torch.linalg.svd(matrix, full_matrices=False)
+
+    def available_memory(self) -> int:
+        if self.device.type == "cuda":
+            return int(self.torch.cuda.mem_get_info(self.device)[0])
+        return _free_ram()
+
+
+def _reciprocal_condition(backend: TorchBackend, factor: Array, norm: float) -> float:
+    """Hager-Higham estimate of ``1 / (norm * ||A^-1||_1)`` from solves with ``A`` symmetric."""
+    size = factor.shape[0]
+    trial = backend.zeros((size, 1)) + 1.0 / size
+    estimate = 0.0
+    for _ in range(5):
+        image = backend.cholesky_solve(factor, trial)
+        value = float(image.abs().sum())
+        if value <= estimate:
+            break
+        estimate = value
+        slope = backend.cholesky_solve(factor, image.sign()).abs().reshape(-1)
+        trial = backend.zeros((size, 1))
+        trial[int(slope.argmax())] = 1.0
+    return 0.0 if not np.isfinite(estimate * norm) else 1.0 / (estimate * norm)
+
+
+def backend_for(device: str | None, input_device: str | None) -> Backend:
+    """Choose where to compute.
+
+    Parameters
+    ----------
+    device : str or None
+        The estimator's ``device``; None follows the input.
+    input_device : str or None
+        Device of the input if it was a torch tensor, else None.
+    """
+    chosen = device if device is not None else (input_device or "cpu")
+    if chosen == "cpu":
+        return NumpyBackend()
+    if not isinstance(chosen, str) or not chosen.startswith("cuda"):
+        raise ValueError(f"device must be None, 'cpu', 'cuda' or 'cuda:<index>'; got {device!r}.")
+    torch = import_torch(f"device={chosen!r}")
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"device={chosen!r} was asked for, but torch finds no CUDA device on this machine; "
+            "use device='cpu' or device=None."
+        )
+    return TorchBackend(chosen)
+
+
+def import_torch(purpose: str) -> Any:
+    """Import torch on demand, with an error that says what to install."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f"{purpose} needs torch, which could not be imported. Install it with "
+            "`pip install torch`."
+        ) from error
+    return torch
+
+
+def is_tensor(values: Any) -> bool:
+    """Whether ``values`` is a torch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(values, torch.Tensor)
+
+
+def tensor_device(values: Any) -> str | None:
+    """Device of a torch tensor as text, None for anything else."""
+    return str(values.device) if is_tensor(values) else None
+
+
+def to_numpy(values: Any) -> Any:
+    """A torch tensor as a NumPy array (shared memory on the CPU); anything else unchanged."""
+    if not is_tensor(values):
+        return values
+    tensor = values.detach().cpu()
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize < 4:
+        tensor = tensor.float()  # NumPy has no bfloat16
+    return tensor.numpy()
+
+
+def as_input_kind(array: np.ndarray, input_device: str | None) -> Array:
+    """Results leave in the library and on the device their input came from."""
+    if input_device is None:
+        return array
+    return import_torch("tensor output").from_numpy(array).to(input_device)
+
+
+def _writable(values: Any) -> np.ndarray:
+    """torch warns about read-only memory that it never writes; hand it a private copy."""
+    array = np.ascontiguousarray(values, dtype=np.float64)
+    return array if array.flags.writeable else array.copy()
+
+
+def _free_ram() -> int:
+    """Physical memory that is available now, in bytes."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return 8 * 2**30

@@ -1,0 +1,180 @@
+r"""The cubic features of linear attention: pure functions on blocks of sequences.
+
+A sequence :math:`Z` of tokens :math:`z_1, \dots, z_T \in R^d` enters the model through its
+state :math:`S = \sum_t z_t z_t^T` and its query :math:`q = z_T` only, and the output is linear
+in :math:`\phi(Z) = svec(S) \otimes q` (Yau et al., "Learning Linear Attention in Polynomial
+Time", arXiv 2410.10101, section 2 and Algorithm 2). Here ``svec`` packs the upper triangle of a
+symmetric matrix, off-diagonal entries times :math:`\sqrt 2`, so that
+
+.. math:: \langle \phi(Z), \phi(Z') \rangle = \langle S, S' \rangle_F \, \langle q, q' \rangle.
+
+Features are indexed ``(pair, l)`` with ``l``, the coordinate of the query, running fastest.
+Nothing here materialises features: contractions go through the two small factors.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from sklearn_mhla._backend import Array, Backend
+
+
+def n_pairs(token_dim: int) -> int:
+    """Number of unordered index pairs, ``d (d + 1) / 2``."""
+    return token_dim * (token_dim + 1) // 2
+
+
+def n_cubic_features(token_dim: int) -> int:
+    """Length of the feature vector, ``p = d^2 (d + 1) / 2``."""
+    return token_dim * n_pairs(token_dim)
+
+
+@lru_cache(maxsize=32)
+def pair_indices(token_dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows ``j`` and columns ``k >= j`` of the packed upper triangle, in packing order."""
+    rows, columns = np.triu_indices(token_dim)
+    rows.flags.writeable = columns.flags.writeable = False
+    return rows, columns
+
+
+@lru_cache(maxsize=32)
+def pair_scale(token_dim: int) -> np.ndarray:
+    """The isometric weights: 1 on the diagonal and sqrt(2) off it."""
+    rows, columns = pair_indices(token_dim)
+    scale = np.where(rows == columns, 1.0, np.sqrt(2.0))
+    scale.flags.writeable = False
+    return scale
+
+
+def svec(symmetric: Array, backend: Backend) -> Array:
+    """Pack symmetric matrices isometrically.
+
+    Parameters
+    ----------
+    symmetric : array of shape (n, d, d)
+    backend : Backend
+
+    Returns
+    -------
+    array of shape (n, d (d + 1) / 2)
+    """
+    n_samples, token_dim, _ = symmetric.shape
+    rows, columns = pair_indices(token_dim)
+    flat = symmetric.reshape(n_samples, token_dim * token_dim)
+    packed = backend.take(flat, backend.index(rows * token_dim + columns))
+    packed *= backend.asarray(pair_scale(token_dim))
+    return packed
+
+
+def packed_products(vectors: Array, backend: Backend) -> Array:
+    """Products ``v_j v_k`` for ``j <= k``, without the sqrt(2): shape (n, d (d + 1) / 2)."""
+    rows, columns = pair_indices(vectors.shape[-1])
+    products = backend.take(vectors, backend.index(rows))
+    products *= backend.take(vectors, backend.index(columns))
+    return products
+
+
+def full_state(tokens: Array, backend: Backend) -> Array:
+    """``svec(S)`` with ``S = sum_t z_t z_t^T`` of whole sequences.
+
+    Parameters
+    ----------
+    tokens : array of shape (n, T, d)
+        Zero tokens in front change nothing, so ragged sequences are padded there.
+    backend : Backend
+
+    Returns
+    -------
+    array of shape (n, d (d + 1) / 2)
+    """
+    return svec(tokens.mT @ tokens, backend)
+
+
+def prefix_states(tokens: Array, backend: Backend, initial: Array | None = None) -> Array:
+    """``svec(S_t)`` with ``S_t = sum_{s <= t} z_s z_s^T`` for every position ``t``.
+
+    Parameters
+    ----------
+    tokens : array of shape (n, T, d)
+    backend : Backend
+    initial : array of shape (n, d (d + 1) / 2), optional
+        Packed state before the first token (continues a sequence that was cut).
+
+    Returns
+    -------
+    array of shape (n, T, d (d + 1) / 2)
+    """
+    states = packed_products(tokens, backend)
+    states *= backend.asarray(pair_scale(tokens.shape[-1]))
+    if initial is not None:
+        states[:, 0] += initial
+    return backend.cumulative_sum(states, axis=1)
+
+
+def predict_block(state: Array, query: Array, coef: Array) -> Array:
+    """``phi @ coef.T`` without ``phi``.
+
+    The state is contracted first: ``(n, pairs) @ (pairs, m d)``, then each row's ``(m, d)``
+    result meets its queries. The second step costs ``m d`` per row against the first's
+    ``m p``, so the whole is one matrix product.
+
+    Parameters
+    ----------
+    state : array of shape (n, pairs)
+    query : array of shape (n, R, d)
+        ``R`` queries share one state.
+    coef : array of shape (m, p)
+
+    Returns
+    -------
+    array of shape (n, R, m)
+    """
+    n_states, pairs = state.shape
+    n_outputs, token_dim = coef.shape[0], query.shape[-1]
+    by_pair = coef.reshape(n_outputs, pairs, token_dim).swapaxes(0, 1)
+    read = state @ by_pair.reshape(pairs, n_outputs * token_dim)
+    return query @ read.reshape(n_states, n_outputs, token_dim).mT
+
+
+def adjoint_block(state: Array, query: Array, dual: Array) -> Array:
+    """``dual.T @ phi`` without ``phi``.
+
+    Parameters
+    ----------
+    state : array of shape (n, pairs)
+    query : array of shape (n, R, d)
+    dual : array of shape (n, R, m)
+
+    Returns
+    -------
+    array of shape (m, p)
+    """
+    n_states, pairs = state.shape
+    n_outputs, token_dim = dual.shape[-1], query.shape[-1]
+    if query.shape[1] == 1:  # an outer product; batched BLAS calls would cost more
+        weighted = dual.reshape(n_states, n_outputs, 1) * query
+    else:
+        weighted = dual.mT @ query
+    by_pair = state.mT @ weighted.reshape(n_states, n_outputs * token_dim)
+    by_output = by_pair.reshape(pairs, n_outputs, token_dim).swapaxes(0, 1)
+    return by_output.reshape(n_outputs, pairs * token_dim)
+
+
+def cubic_features(state: Array, query: Array) -> Array:
+    """The feature rows themselves, ``svec(S) (x) q``.
+
+    Only for small problems and tests: the result has ``p = d^2 (d + 1) / 2`` columns.
+
+    Parameters
+    ----------
+    state : array of shape (n, pairs)
+    query : array of shape (n, R, d)
+
+    Returns
+    -------
+    array of shape (n * R, p)
+    """
+    features = state[:, None, :, None] * query[:, :, None, :]
+    return features.reshape(-1, state.shape[1] * query.shape[2])

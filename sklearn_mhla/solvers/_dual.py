@@ -1,0 +1,130 @@
+r"""Kernel form: a ``rows x rows`` system whose kernel is a product of two small Gram matrices.
+
+.. math:: K_{ij} = \langle S_i, S_j \rangle_F \, \langle q_i, q_j \rangle
+
+costs ``rows^2 (P + d) / 2`` multiply-adds with ``P = d (d + 1) / 2``, not ``rows^2 p``, and
+coefficients are read off the dual weights as ``Phi^T u`` without forming a feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sklearn_mhla._backend import Array
+from sklearn_mhla._design import Design
+from sklearn_mhla._features import adjoint_block, n_pairs, predict_block
+from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver, refine
+from sklearn_mhla.solvers._factor import factorize
+
+_PANEL_ROWS = 512
+
+
+class DualSolver(Solver):
+    """``(K_c + alpha I) a = W^(1/2) y_c``, then ``coef = Phi_c^T W^(1/2) a``."""
+
+    name = "dual"
+
+    @staticmethod
+    def memory(size: ProblemSize) -> int:
+        """The kernel, the packed states and queries, and two coefficient arrays."""
+        state = size.token_dim * (size.token_dim + 3) // 2
+        per_row = size.n_rows + state + 3 * size.n_outputs
+        return 8 * (size.n_rows * per_row + 2 * size.n_features * size.n_outputs)
+
+    def __init__(self, problem: LeastSquaresProblem) -> None:
+        self.problem = problem
+        backend = problem.backend
+        state, query = _rows(problem.design)
+        if problem.weights is None:
+            self.root = backend.zeros((len(state), 1)) + 1.0
+        else:
+            self.root = problem.weights**0.5
+            query *= self.root
+        self.state, self.query = state, query
+        self.weight = float((self.root**2).sum())
+        self.mean = self._adjoint(self.root) / self.weight if problem.fit_intercept else None
+
+    def solve(self, alpha: float) -> Solution:
+        """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
+        problem, mean = self.problem, self.mean
+        factor = factorize(
+            self._kernel,
+            alpha,
+            min(problem.size.n_rows, problem.size.n_features),
+            0.0 if mean is None else self.weight * float((mean**2).sum()),
+            problem.backend,
+        )
+        dual = factor.solve(self.root * problem.targets)
+        coef = self._coefficients(dual)
+        _, intercept = problem.residual(coef) if problem.fit_intercept else (None, problem.target_mean)
+
+        def correct(residual: Array, _: Array) -> Array:
+            nonlocal dual
+            step = factor.solve(self.root * residual - alpha * dual)
+            dual = dual + step
+            return self._coefficients(step)
+
+        coef, intercept, n_iter = refine(problem, coef, intercept, factor.condition, correct)
+        rank = factor.rank - (1 if problem.fit_intercept else 0)
+        return Solution(coef, intercept, rank, factor.condition, n_iter)
+
+    def _kernel(self) -> Array:
+        """Lower triangle of the weighted kernel, centred where an intercept is fitted.
+
+        With ``r = sqrt(w)``, ``mu`` the mean feature and ``kappa = Phi mu`` the centred kernel
+        is ``r_i r_j (K_ij - kappa_i - kappa_j + |mu|^2) = r_i r_j K_ij - v_i r_j - r_i v_j`` with
+        ``v = r kappa - r |mu|^2 / 2``. Then ``r`` is a null vector; targets and residuals are
+        orthogonal to it, so giving it the eigenvalue ``level W`` changes no solution and keeps
+        Cholesky usable.
+        """
+        state, query, root = self.state, self.query, self.root
+        kernel = self.problem.backend.empty((len(state), len(state)))
+        for rows, upto in _panels(len(state)):
+            panel = kernel[rows, upto]
+            self.problem.backend.matmul(state[rows], state[upto].mT, out=panel)
+            panel *= query[rows] @ query[upto].mT
+        if self.mean is not None:
+            level = float(kernel.diagonal().mean()) / self.weight
+            read = predict_block(state, query[:, None, :], self.mean)[:, 0]
+            shift = read - root * (0.5 * (float((self.mean**2).sum()) + level))
+            for rows, upto in _panels(len(state)):
+                panel = kernel[rows, upto]
+                panel -= shift[rows] * root[upto].mT
+                panel -= root[rows] * shift[upto].mT
+        return kernel
+
+    def _coefficients(self, dual: Array) -> Array:
+        """``Phi_c^T W^(1/2) a``, shape (m, p)."""
+        if self.mean is not None:
+            dual = dual - self.root * ((self.root * dual).sum(0) / self.weight)
+        return self._adjoint(dual)
+
+    def _adjoint(self, dual: Array) -> Array:
+        """``dual.T @ Phi`` of the weighted, uncentred rows."""
+        total = 0.0
+        for start in range(0, len(dual), 8 * _PANEL_ROWS):
+            rows = slice(start, start + 8 * _PANEL_ROWS)
+            total = total + adjoint_block(
+                self.state[rows], self.query[rows, None, :], dual[rows, None, :]
+            )
+        return total
+
+
+def _panels(n_rows: int) -> Iterator[tuple[slice, slice]]:
+    """Row panels of the lower triangle: rows, and the columns up to the diagonal block."""
+    for start in range(0, n_rows, _PANEL_ROWS):
+        stop = min(start + _PANEL_ROWS, n_rows)
+        yield slice(start, stop), slice(0, stop)
+
+
+def _rows(design: Design) -> tuple[Array, Array]:
+    """Packed states and queries of every row of the design."""
+    backend = design.backend
+    state = backend.empty((design.n_rows, n_pairs(design.token_dim)))
+    query = backend.empty((design.n_rows, design.token_dim))
+    for block in design.blocks("states"):
+        n_states, n_queries = block.query.shape[:2]
+        shared = block.state[:, None] + backend.zeros((1, n_queries, 1))
+        block.scatter(shared.reshape(n_states, n_queries, -1), state)
+        block.scatter(block.query, query)
+    return state, query
