@@ -13,7 +13,7 @@ import sys
 from typing import Any, Protocol
 
 import numpy as np
-from scipy.linalg import cho_solve, eigh, lapack
+from scipy.linalg import cho_solve, lapack, qr
 from scipy.linalg.blas import dgemm
 
 # A float64 array of either library. NumPy's own annotation cannot describe both.
@@ -66,16 +66,19 @@ class Backend(Protocol):
         """Lower Cholesky factor, overwriting the C-contiguous ``matrix`` (lower triangle read)."""
 
     def cholesky_solve(self, factor: Array, rhs: Array) -> Array:
-        """Solve with a factor returned by :meth:`cholesky`."""
+        """Solve ``L L^T x = rhs`` for lower triangular ``L``; its diagonal may be negative."""
 
-    def reciprocal_condition(self, factor: Array, norm: float) -> float:
-        """Reciprocal 1-norm condition number of the factored matrix whose 1-norm is ``norm``."""
+    def inverse_one_norm(self, factor: Array) -> float:
+        """Estimate of ``||A^-1||_1`` for the matrix that :meth:`cholesky` factored."""
 
-    def eigh(self, matrix: Array) -> tuple[Array, Array]:
-        """Ascending eigenvalues and eigenvectors (columns); lower triangle read, may overwrite."""
+    def range_factor(self, matrix: Array, floor: float) -> tuple[Array, Array]:
+        """``Q`` (n, r) and lower triangular ``C`` (r, r) with ``A = Q C C^T Q^T`` up to ``floor``.
 
-    def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
-        """Thin singular value decomposition ``(U, s, Vt)``."""
+        ``A`` is positive semidefinite, C-contiguous, its lower triangle read; may overwrite it.
+        """
+
+    def append_identity(self, root: Array, diagonal: float) -> Array:
+        """Lower triangular ``R`` with ``R R^T = root root^T + diagonal^2 I``."""
 
     def available_memory(self) -> int:
         """Bytes that an allocation may still use on this device."""
@@ -105,16 +108,19 @@ class NumpyBackend:
         return np.take(array, indices, axis=-1)
 
     def multiply(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> np.ndarray:
-        return np.multiply(left, right, out=out)
+        np.multiply(left, right, out=out)
+        return out
 
     def matmul(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> np.ndarray:
-        return np.matmul(left, right, out=out)
+        np.matmul(left, right, out=out)
+        return out
 
     def tril(self, array: np.ndarray) -> np.ndarray:
         return np.tril(array)
 
     def cumulative_sum(self, array: np.ndarray, axis: int) -> np.ndarray:
-        return np.add.accumulate(array, axis=axis, out=array)
+        np.add.accumulate(array, axis=axis, out=array)
+        return array
 
     def add_product(self, total: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
         # BLAS is column-major: total.T = right.T @ left.T + total.T touches no temporary.
@@ -125,19 +131,31 @@ class NumpyBackend:
         factor, info = lapack.dpotrf(matrix.T, lower=0, clean=0, overwrite_a=1)
         if info != 0:
             raise NotPositiveDefiniteError(f"pivot {info} is not positive")
-        return factor.T
+        lower: np.ndarray = factor.T
+        return lower
 
     def cholesky_solve(self, factor: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(cho_solve((factor.T, False), rhs, check_finite=False))
+        solution: np.ndarray = cho_solve((factor.T, False), rhs, check_finite=False)
+        return np.ascontiguousarray(solution)
 
-    def reciprocal_condition(self, factor: np.ndarray, norm: float) -> float:
-        return float(lapack.dpocon(factor.T, norm, uplo="U")[0])
+    def inverse_one_norm(self, factor: np.ndarray) -> float:
+        # LAPACK divides its estimate by the norm it is given.
+        reciprocal = float(lapack.dpocon(factor.T, 1.0, uplo="U")[0])
+        return 1.0 / reciprocal if reciprocal > 0.0 else float("inf")
 
-    def eigh(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return eigh(matrix.T, lower=False, overwrite_a=True, check_finite=False, driver="evd")
+    def range_factor(self, matrix: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
+        # Pivoted Cholesky stops at the rank: n r^2 operations, where an eigendecomposition
+        # takes about 9 n^3 whatever the rank. QR then makes its columns orthonormal.
+        factor, pivots, rank, _ = lapack.dpstrf(matrix.T, tol=floor, lower=0, overwrite_a=1)
+        columns = np.empty((len(matrix), rank), order="F")
+        columns[pivots - 1] = np.tril(factor.T[:, :rank])
+        basis, upper = qr(columns, mode="economic", overwrite_a=True, check_finite=False)
+        # L = Q R, so A = Q (R R^T) Q^T; triangularise R from the other side.
+        return basis, _lower_triangle(upper.T)
 
-    def svd(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return np.linalg.svd(matrix, full_matrices=False)
+    def append_identity(self, root: np.ndarray, diagonal: float) -> np.ndarray:
+        rank = len(root)
+        return _lower_triangle(np.concatenate([root.T, diagonal * np.eye(rank)]))
 
     def available_memory(self) -> int:
         return _free_ram()
@@ -156,7 +174,8 @@ class TorchBackend:
         return tensor.detach().to(self.device, self.torch.float64).contiguous()
 
     def to_numpy(self, array: Array) -> np.ndarray:
-        return to_numpy(array)
+        numbers: np.ndarray = to_numpy(array)
+        return numbers
 
     def empty(self, shape: tuple[int, ...]) -> Array:
         return self.torch.empty(shape, dtype=self.torch.float64, device=self.device)
@@ -194,15 +213,35 @@ class TorchBackend:
     def cholesky_solve(self, factor: Array, rhs: Array) -> Array:
         return self.torch.cholesky_solve(rhs, factor)
 
-    def reciprocal_condition(self, factor: Array, norm: float) -> float:
-        # torch has no LAPACK pocon: Higham's 1-norm estimator needs only a few solves.
-        return _reciprocal_condition(self, factor, norm)
+    def inverse_one_norm(self, factor: Array) -> float:
+        # torch has no LAPACK pocon; Hager's estimator (Higham, "Accuracy and Stability of
+        # Numerical Algorithms", section 15.2) needs a few solves.
+        size = factor.shape[0]
+        trial = self.zeros((size, 1)) + 1.0 / size
+        estimate = 0.0
+        for _ in range(5):
+            image = self.cholesky_solve(factor, trial)
+            value = float(image.abs().sum())
+            if not value > estimate:
+                break
+            estimate = value
+            slope = self.cholesky_solve(factor, image.sign()).abs().reshape(-1)
+            trial = self.zeros((size, 1))
+            trial[int(slope.argmax())] = 1.0
+        return estimate
 
-    def eigh(self, matrix: Array) -> tuple[Array, Array]:
-        return self.torch.linalg.eigh(matrix)
+    def range_factor(self, matrix: Array, floor: float) -> tuple[Array, Array]:
+        # torch has no pivoted Cholesky; eigenvectors are an orthonormal basis already.
+        eigenvalues, eigenvectors = self.torch.linalg.eigh(matrix)
+        rank = int((eigenvalues > floor).sum())
+        kept = slice(matrix.shape[0] - rank, matrix.shape[0])
+        return eigenvectors[:, kept], eigenvalues[kept].sqrt().diag()
 
-    def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
-        return self.torch.linalg.svd(matrix, full_matrices=False)
+    def append_identity(self, root: Array, diagonal: float) -> Array:
+        rank = root.shape[0]
+        identity = self.torch.eye(rank, dtype=root.dtype, device=root.device)
+        stacked = self.torch.cat([root.mT, diagonal * identity])
+        return self.torch.linalg.qr(stacked, mode="r")[1].mT
 
     def available_memory(self) -> int:
         if self.device.type == "cuda":
@@ -210,21 +249,10 @@ class TorchBackend:
         return _free_ram()
 
 
-def _reciprocal_condition(backend: TorchBackend, factor: Array, norm: float) -> float:
-    """Hager-Higham estimate of ``1 / (norm * ||A^-1||_1)`` from solves with ``A`` symmetric."""
-    size = factor.shape[0]
-    trial = backend.zeros((size, 1)) + 1.0 / size
-    estimate = 0.0
-    for _ in range(5):
-        image = backend.cholesky_solve(factor, trial)
-        value = float(image.abs().sum())
-        if value <= estimate:
-            break
-        estimate = value
-        slope = backend.cholesky_solve(factor, image.sign()).abs().reshape(-1)
-        trial = backend.zeros((size, 1))
-        trial[int(slope.argmax())] = 1.0
-    return 0.0 if not np.isfinite(estimate * norm) else 1.0 / (estimate * norm)
+def _lower_triangle(rows: np.ndarray) -> np.ndarray:
+    """Lower triangular ``R`` with ``R R^T = rows^T rows``."""
+    upper: np.ndarray = qr(rows, mode="r", overwrite_a=True, check_finite=False)[0]
+    return upper[: rows.shape[1]].T
 
 
 def backend_for(device: str | None, input_device: str | None) -> Backend:
@@ -292,7 +320,7 @@ def as_input_kind(array: np.ndarray, input_device: str | None) -> Array:
 
 
 def _writable(values: Any) -> np.ndarray:
-    """torch warns about read-only memory that it never writes; hand it a private copy."""
+    """Torch warns about read-only memory that it never writes; hand it a private copy."""
     array = np.ascontiguousarray(values, dtype=np.float64)
     return array if array.flags.writeable else array.copy()
 

@@ -213,7 +213,9 @@ class Design:
     ) -> tuple[slice | np.ndarray, np.ndarray | None]:
         """Design rows of the chosen sequences' tokens, and which padded slots are tokens."""
         if isinstance(chosen, slice):
-            return slice(int(self._first_row[chosen.start]), int(self._first_row[chosen.stop])), None
+            return slice(
+                int(self._first_row[chosen.start]), int(self._first_row[chosen.stop])
+            ), None
         within = np.arange(longest) - (longest - lengths[:, None])
         present = within >= 0
         return (self._first_row[chosen][:, None] + within)[present], present

@@ -1,8 +1,8 @@
 r"""Coefficients and heads: two descriptions of one function.
 
 A model with heads ``V_h`` (m, d) and ``Q_h`` (d, d) computes
-``y[a] = sum_{jkl} W[a,j,k,l] S[j,k] q[l]`` with ``W[a,j,k,l] = sum_h V_h[a,j] Q_h[k,l]``. As ``S`` is
-symmetric, only the part of ``W`` symmetric in ``(j, k)`` matters; its packed form is what the
+``y[a] = sum_{jkl} W[a,j,k,l] S[j,k] q[l]`` with ``W[a,j,k,l] = sum_h V_h[a,j] Q_h[k,l]``. As ``S``
+is symmetric, only the part of ``W`` symmetric in ``(j, k)`` matters; its packed form is what the
 convex solvers fit. Conversely, any ``W`` unfolded to ``(m d) x (d^2)`` is a sum of at most
 ``min(m d, d^2)`` rank-one terms ``vec(V_h) vec(Q_h)^T`` (Yau et al., arXiv 2410.10101, section 2
 and Algorithm 1).
@@ -55,7 +55,9 @@ def heads_to_coef(value: np.ndarray, key_query: np.ndarray) -> np.ndarray:
     tensor = np.einsum("haj,hkl->ajkl", value, key_query, optimize=True)
     rows, columns = pair_indices(tensor.shape[1])
     symmetric = 0.5 * (tensor[:, rows, columns] + tensor[:, columns, rows])
-    return (symmetric * pair_scale(tensor.shape[1])[:, None]).reshape(len(tensor), -1)
+    symmetric *= pair_scale(tensor.shape[1])[:, None]
+    coef: np.ndarray = symmetric.reshape(len(tensor), -1)
+    return coef
 
 
 def coef_to_tensor(coef: np.ndarray, token_dim: int) -> np.ndarray:
@@ -102,9 +104,9 @@ def function_distance(model_a: Any, model_b: Any) -> float:
 
     The Frobenius distance of the coefficients ``p`` of the distinct monomials
     ``S[j,k] q[l]``, ``j <= k``: ``p[a,{j,k},l] = sum_h V_h[a,j] Q_h[k,l] + V_h[a,k] Q_h[j,l]`` for
-    ``j < k`` and ``sum_h V_h[a,j] Q_h[j,l]`` for ``j = k`` (Yau et al., arXiv 2410.10101, definition
-    of ``d(Theta, Theta')``). It is zero iff the two models agree on every sequence. Intercepts
-    are not compared.
+    ``j < k`` and ``sum_h V_h[a,j] Q_h[j,l]`` for ``j = k`` (Yau et al., arXiv 2410.10101,
+    definition of ``d(Theta, Theta')``). It is zero iff the two models agree on every sequence.
+    Intercepts are not compared.
 
     Parameters
     ----------
@@ -159,5 +161,5 @@ def _monomial_coefficients(model: Any, name: str) -> np.ndarray:
                 f"{value.shape} and {key_query.shape}."
             )
         coef = heads_to_coef(value, key_query)
-    packed = coef.reshape(len(coef), -1, token_dim)
-    return packed * pair_scale(token_dim)[:, None]
+    monomials: np.ndarray = coef.reshape(len(coef), -1, token_dim) * pair_scale(token_dim)[:, None]
+    return monomials

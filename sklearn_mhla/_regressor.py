@@ -214,7 +214,7 @@ n_samples arrays of shape (n_tokens_i, d)
         self.rank_ = solution.rank
         self.token_dim_ = sequences.token_dim
         self._target_ndim = target_ndim
-        self._heads = None
+        self._heads: Heads | None = None
         return self
 
     def predict(self, X: Any) -> Any:
@@ -330,7 +330,9 @@ n_samples arrays of shape (n_tokens_i, d)
     ) -> tuple[Sequences, np.ndarray, np.ndarray]:
         """Leave out rows of weight zero and spread weights over the rows of a sequence."""
         kept = np.flatnonzero(weights)
-        row_weights = np.repeat(weights, sequences.lengths) if self.output == "sequence" else weights
+        row_weights = (
+            np.repeat(weights, sequences.lengths) if self.output == "sequence" else weights
+        )
         if len(kept) < len(weights):
             sequences, targets = sequences.take(kept), targets[row_weights > 0]
         return sequences, targets, row_weights[row_weights > 0]
@@ -338,7 +340,9 @@ n_samples arrays of shape (n_tokens_i, d)
     def _predict_rows(self, sequences: Sequences) -> np.ndarray:
         design = self._design(sequences, rescale=False)
         rows: Array = design.matvec(design.backend.asarray(self.coef_))
-        return design.backend.to_numpy(rows) + self.intercept_
+        predictions: np.ndarray = design.backend.to_numpy(rows)
+        predictions += self.intercept_
+        return predictions
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -350,4 +354,4 @@ def _scaled_alpha(alpha: float, exponent: int) -> float:
     try:
         return math.ldexp(float(alpha), -6 * exponent)
     except OverflowError:  # tokens so small that any penalty leaves nothing but the intercept
-        return sys.float_info.max**0.5
+        return math.sqrt(sys.float_info.max)

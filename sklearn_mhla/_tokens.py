@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_array, validate_data
 
-from sklearn_mhla._backend import Array, Backend, is_tensor, tensor_device, to_numpy
+from sklearn_mhla._backend import Array, Backend, tensor_device, to_numpy
 
 _FLOAT_MAX = float(np.finfo(np.float64).max)
 _FLOAT_TINY = float(np.finfo(np.float64).tiny)
@@ -65,9 +65,7 @@ class Sequences:
         """
         if self.layout != "list":
             return backend.asarray(self.data[chosen])
-        members = (
-            self.data[chosen] if isinstance(chosen, slice) else [self.data[i] for i in chosen]
-        )
+        members = self.data[chosen] if isinstance(chosen, slice) else [self.data[i] for i in chosen]
         lengths = self.lengths[chosen]
         longest = int(lengths.max())
         joined = np.concatenate(members).astype(np.float64, copy=False)
@@ -79,11 +77,8 @@ class Sequences:
 
     def take(self, indices: np.ndarray) -> Sequences:
         """The chosen sequences only."""
-        if self.layout == "list":
-            data = [self.data[i] for i in indices]
-        else:
-            data = self.data[indices]
-        return replace(self, data=data, lengths=self.lengths[indices])
+        chosen = [self.data[i] for i in indices] if self.layout == "list" else self.data[indices]
+        return replace(self, data=chosen, lengths=self.lengths[indices])
 
 
 def check_sequences(
@@ -353,7 +348,9 @@ def _check_tensor(X: Any, n_tokens: int | None, device: str) -> Sequences:
     if X.ndim == 2:
         n_tokens = 1 if n_tokens is None else n_tokens
         if X.shape[1] % n_tokens:
-            raise ValueError(f"X has {X.shape[1]} columns, which n_tokens={n_tokens} does not divide.")
+            raise ValueError(
+                f"X has {X.shape[1]} columns, which n_tokens={n_tokens} does not divide."
+            )
         X = X.reshape(X.shape[0], n_tokens, X.shape[1] // n_tokens)
     if 0 in X.shape:
         raise ValueError(f"Found an empty tensor of shape {tuple(X.shape)}.")
@@ -388,7 +385,7 @@ def _is_ragged_targets(y: Sequence[Any]) -> bool:
 def _check_numbers(values: Any, name: str) -> np.ndarray:
     """A finite float64 array of any number of dimensions."""
     try:
-        return check_array(
+        numbers: np.ndarray = check_array(
             to_numpy(values),
             dtype=np.float64,
             ensure_2d=False,
@@ -397,6 +394,7 @@ def _check_numbers(values: Any, name: str) -> np.ndarray:
             ensure_min_features=0,
             input_name=name,
         )
+        return numbers
     except ValueError as error:
         if name in str(error):
             raise
@@ -462,7 +460,10 @@ def _first_text_column(X: Any) -> str | None:
     """Name of the first column of a data frame (or object array) that is not numeric."""
     names = _column_names(X)
     if names is not None:
-        columns = [(repr(name), np.asarray(X[column])) for name, column in zip(names, X.columns)]
+        columns = [
+            (repr(name), np.asarray(X[column]))
+            for name, column in zip(names, X.columns, strict=True)
+        ]
     elif isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "OUS":
         columns = [(str(i), X[:, i]) for i in range(X.shape[1])]
     else:

@@ -102,12 +102,12 @@ def make_linear_attention(
     ]:
         if option not in choices:
             raise ValueError(f"{name} must be one of {choices}; got {option!r}.")
-    low, high = (n_tokens, n_tokens) if isinstance(n_tokens, Integral) else n_tokens
+    ragged = isinstance(n_tokens, tuple)
+    low, high = n_tokens if isinstance(n_tokens, tuple) else (n_tokens, n_tokens)
     check_scalar(low, "n_tokens (lower end)", Integral, min_val=1)
     check_scalar(high, "n_tokens (upper end)", Integral, min_val=low)
 
     random = check_random_state(random_state)
-    ragged = not isinstance(n_tokens, Integral)
     lengths = random.randint(low, high + 1, size=n_samples) if ragged else np.full(n_samples, low)
     tokens = random.standard_normal((int(lengths.sum()), n_features))
     X: Any = (

@@ -6,9 +6,7 @@ from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solutio
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._primal import PrimalSolver
 
-SOLVERS: dict[str, type[Solver]] = {
-    solver.name: solver for solver in (PrimalSolver, DualSolver)
-}
+SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSolver, DualSolver)}
 
 __all__ = ["SOLVERS", "LeastSquaresProblem", "ProblemSize", "Solution", "Solver", "choose_solver"]
 
@@ -62,7 +60,9 @@ def _refusal(method: str, needed: dict[str, int], available: int, sizes: str) ->
         advice = f"Use method={best!r}, which needs {_gigabytes(needed[best])}."
     else:
         others = ", ".join(
-            f"method={name!r} needs {_gigabytes(value)}" for name, value in needed.items() if name != method
+            f"method={name!r} needs {_gigabytes(value)}"
+            for name, value in needed.items()
+            if name != method
         )
         advice = (
             f"No method fits ({others}); reduce the width of the tokens (for example by "

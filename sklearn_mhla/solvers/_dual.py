@@ -56,7 +56,9 @@ class DualSolver(Solver):
         )
         dual = factor.solve(self.root * problem.targets)
         coef = self._coefficients(dual)
-        _, intercept = problem.residual(coef) if problem.fit_intercept else (None, problem.target_mean)
+        _, intercept = (
+            problem.residual(coef) if problem.fit_intercept else (None, problem.target_mean)
+        )
 
         def correct(residual: Array, _: Array) -> Array:
             nonlocal dual

@@ -1,7 +1,13 @@
-"""Solve with a symmetric positive semidefinite matrix plus ``alpha`` times the identity."""
+"""Solve with a symmetric positive semidefinite matrix plus ``alpha`` times the identity.
+
+Cholesky where the matrix is safely positive definite. Otherwise a rank-revealing factorisation
+``A = Q C C^T Q^T`` with orthonormal ``Q`` and small triangular ``C``, whose inverse on the range
+of ``A`` is what gives the solution of minimum norm.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,13 +19,14 @@ EPS = float(np.finfo(np.float64).eps)
 
 
 def rank_tolerance(size: int) -> float:
-    """Relative eigenvalue below which a direction counts as absent from the data.
+    """Relative level below which a direction counts as absent from the data.
 
-    Rounding leaves eigenvalues of about ``eps`` times the largest where exact arithmetic has
-    zeros. The tolerance depends on the smaller side of the design, never on the number of rows
-    beyond ``p``: more rows carry more information, not more noise.
+    Rounding leaves a few ``eps`` times the largest eigenvalue where exact arithmetic has
+    zeros; factorisations of a matrix of order ``n`` add errors that grow like ``sqrt(n)``. The
+    tolerance depends on the smaller side of the design and so does not grow with the number of
+    rows beyond ``p``: more rows carry more information, not more noise.
     """
-    return EPS * max(size, 64)
+    return EPS * max(64.0, 4.0 * math.sqrt(size))
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class CholeskyFactor:
     condition : float
         Estimated condition number, including what was lost when ``A`` was centred.
     rank : int
-        Number of directions that the data determine.
+        Number of directions that the data determine: all.
     """
 
     factor: Array
@@ -40,36 +47,47 @@ class CholeskyFactor:
     backend: Backend
 
     def solve(self, rhs: Array) -> Array:
-        """``(A + alpha I)^-1 rhs`` for ``rhs`` of shape (size, k)."""
+        """``(A + alpha I)^-1 rhs`` for ``rhs`` of shape (n, k)."""
         return self.backend.cholesky_solve(self.factor, rhs)
 
 
 @dataclass(frozen=True)
-class EigenFactor:
-    """``A = V diag(lambda) V^T`` with the directions below the tolerance left out.
+class RangeFactor:
+    """``A = Q C C^T Q^T``, and ``(C C^T + alpha I)^-1`` on the range of ``A``.
 
-    The right-hand sides of least squares lie in the range of ``A``; their components along the
-    left-out directions are rounding errors, so leaving them out is what makes the solution of
-    minimum norm, with any ``alpha``.
+    The right-hand sides of least squares lie in the range of ``A``; their components outside it
+    are rounding errors, and leaving them out makes the solution that of minimum norm for every
+    ``alpha``.
+
+    Attributes
+    ----------
+    basis : array of shape (n, rank)
+        ``Q``.
+    root : array of shape (rank, rank)
+        Lower triangular with ``root root^T = C C^T + alpha I``.
+    condition : float
+    rank : int
     """
 
-    eigenvectors: Array
-    shifted: Array
+    basis: Array
+    root: Array
     condition: float
     rank: int
+    backend: Backend
 
     def solve(self, rhs: Array) -> Array:
-        """Minimum-norm solution for ``rhs`` of shape (size, k)."""
-        return self.eigenvectors @ ((self.eigenvectors.mT @ rhs) / self.shifted[:, None])
+        """Minimum-norm solution for ``rhs`` of shape (n, k)."""
+        inner = self.backend.cholesky_solve(self.root, self.basis.mT @ rhs)
+        return self.basis @ inner
 
 
-Factor = CholeskyFactor | EigenFactor
+Factor = CholeskyFactor | RangeFactor
 
 
 def factorize(
     build: Callable[[], Array], alpha: float, size: int, offset: float, backend: Backend
 ) -> Factor:
-    """Factor ``A + alpha I``: Cholesky, or a truncated eigendecomposition when singular.
+    """Factor ``A + alpha I``.
 
     Parameters
     ----------
@@ -87,28 +105,44 @@ def factorize(
 
     Returns
     -------
-    CholeskyFactor or EigenFactor
+    CholeskyFactor or RangeFactor
     """
-    tolerance = rank_tolerance(size)
     matrix = build()
     order = matrix.shape[0]
-    norm = symmetric_one_norm(matrix, backend) + alpha
+    scale = symmetric_one_norm(matrix, backend) + offset
+    floor = rank_tolerance(size) * scale
+    if size >= order or alpha > 0.0:  # otherwise singular by its dimensions
+        factor = _safe_cholesky(matrix, alpha, floor, scale, backend)
+        if factor is not None:
+            return factor
+        del matrix  # overwritten; let go of it before it is built again
+        matrix = build()
+    basis, root = backend.range_factor(matrix, floor)
+    rank = basis.shape[1]
+    if rank == 0:
+        return RangeFactor(basis, root, 1.0, 0, backend)
+    if alpha > 0.0:
+        # [C, sqrt(alpha) I] has the Gram matrix C C^T + alpha I; its QR squares nothing.
+        root = backend.append_identity(root, alpha**0.5)
+    pivots = abs(root.diagonal())
+    condition = (scale + alpha) / float(pivots.min()) ** 2
+    return RangeFactor(basis, root, condition, rank, backend)
+
+
+def _safe_cholesky(
+    matrix: Array, alpha: float, floor: float, scale: float, backend: Backend
+) -> CholeskyFactor | None:
+    """Factor ``A + alpha I`` in place; None where its smallest eigenvalue is in doubt."""
+    order = matrix.shape[0]
     matrix.reshape(-1)[:: order + 1] += alpha
     try:
         factor = backend.cholesky(matrix)
-        smallest = backend.reciprocal_condition(factor, norm) * norm
     except NotPositiveDefiniteError:
-        smallest = 0.0
-    if smallest > tolerance * (norm + offset):
-        return CholeskyFactor(factor, (norm + offset) / smallest, order, backend)
-    del matrix
-    eigenvalues, eigenvectors = backend.eigh(build())
-    largest = float(eigenvalues[-1])
-    kept = eigenvalues > max(tolerance * (max(largest, 0.0) + offset), 0.0)
-    rank = int(kept.sum())
-    shifted = eigenvalues[order - rank :] + alpha
-    condition = (float(shifted[-1]) + offset) / float(shifted[0]) if rank else 1.0
-    return EigenFactor(eigenvectors[:, order - rank :], shifted, condition, rank)
+        return None
+    smallest = 1.0 / backend.inverse_one_norm(factor)
+    if smallest <= max(floor, EPS * (scale + alpha)):
+        return None
+    return CholeskyFactor(factor, (scale + alpha) / smallest, order, backend)
 
 
 def symmetric_one_norm(lower: Array, backend: Backend) -> float:
