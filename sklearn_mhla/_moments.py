@@ -74,21 +74,21 @@ class Moments:
         return cls(gram, cross[:-1], cross[-1], float(total), token_dim, backend)
 
     def mean(self) -> Array:
-        """Weighted mean of the features, shape (p,)."""
-        return self.feature_sum / self.weight
+        """Weighted mean of the features, shape (1, p)."""
+        return self.feature_sum[None] / self.weight
 
-    def gram_matrix(self, centred: bool) -> Array:
-        """The Gram matrix, shape (p, p), of features minus their mean if ``centred``.
+    def gram_matrix(self, mean: Array | None) -> Array:
+        """The Gram matrix, shape (p, p), of features minus their ``mean`` if it is given.
 
         Only the lower triangle is meaningful.
         """
         full = unpack_gram(self.gram, self.token_dim, self.backend)
-        if centred:
-            mean = self.mean()
-            step = max(1, 2**20 // len(mean))
-            for start in range(0, len(mean), step):
+        if mean is not None:
+            size = full.shape[0]
+            step = max(1, 2**20 // size)
+            for start in range(0, size, step):
                 rows = slice(start, start + step)
-                full[rows] -= (self.weight * mean[rows, None]) * mean
+                full[rows] -= (self.weight * mean[:, rows].mT) * mean
         return full
 
 

@@ -17,7 +17,7 @@ from sklearn_mhla._design import Design
 from sklearn_mhla.solvers._factor import EPS
 
 # Refinement stops being worthwhile where a factorisation is already this accurate.
-_ACCURATE = 1e-12
+_ACCURATE = 1e-11
 _MAX_REFINEMENTS = 10
 
 
@@ -140,7 +140,7 @@ class Solver(ABC):
 def refine(
     problem: LeastSquaresProblem,
     coef: Array,
-    intercept: Array,
+    mean: Array | None,
     condition: float,
     correct: Callable[[Array, Array], Array],
 ) -> tuple[Array, Array, int]:
@@ -156,7 +156,8 @@ def refine(
     problem : LeastSquaresProblem
     coef : array of shape (m, p)
         First solution.
-    intercept : array of shape (m,)
+    mean : array of shape (1, p) or None
+        Weighted mean of the features where an intercept is fitted.
     condition : float
         Of the factored matrix; nothing is done where it is harmless.
     correct : callable
@@ -164,21 +165,28 @@ def refine(
 
     Returns
     -------
-    coef, intercept, n_iter
+    coef : array of shape (m, p)
+    intercept : array of shape (m,)
+    n_iter : int
     """
-    if condition * EPS < _ACCURATE:
+    intercept = problem.target_mean
+    if mean is not None:
+        intercept = intercept - (coef @ mean.mT)[:, 0]
+    error = condition * EPS  # relative error of one solve, and of one step of refinement
+    if error < _ACCURATE:
         return coef, intercept, 0
     previous = float("inf")
     for n_iter in range(_MAX_REFINEMENTS):
-        residual, intercept = problem.residual(coef)
+        residual, best_intercept = problem.residual(coef)
         step = correct(residual, coef)
         scale = float((coef**2).sum()) ** 0.5
         size = float((step**2).sum()) ** 0.5
         if not size < 0.5 * previous or scale == 0.0:  # converged as far as it can, or NaN
             return coef, intercept, n_iter
-        coef = coef + step
-        if size <= EPS * scale:
+        coef, intercept = coef + step, best_intercept
+        if mean is not None:
+            intercept = intercept - (step @ mean.mT)[:, 0]
+        if size * min(error, 1.0) <= EPS * scale:  # the next step would change nothing
             break
         previous = size
-    _, intercept = problem.residual(coef)
     return coef, intercept, n_iter + 1

@@ -56,9 +56,6 @@ class DualSolver(Solver):
         )
         dual = factor.solve(self.root * problem.targets)
         coef = self._coefficients(dual)
-        _, intercept = (
-            problem.residual(coef) if problem.fit_intercept else (None, problem.target_mean)
-        )
 
         def correct(residual: Array, _: Array) -> Array:
             nonlocal dual
@@ -66,7 +63,7 @@ class DualSolver(Solver):
             dual = dual + step
             return self._coefficients(step)
 
-        coef, intercept, n_iter = refine(problem, coef, intercept, factor.condition, correct)
+        coef, intercept, n_iter = refine(problem, coef, mean, factor.condition, correct)
         rank = factor.rank - (1 if problem.fit_intercept else 0)
         return Solution(coef, intercept, rank, factor.condition, n_iter)
 

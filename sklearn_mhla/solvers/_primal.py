@@ -31,13 +31,12 @@ class PrimalSolver(Solver):
     def solve(self, alpha: float) -> Solution:
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
         problem, moments = self.problem, self.moments
-        centred = problem.fit_intercept
-        mean = moments.mean()
+        mean = moments.mean() if problem.fit_intercept else None
         factor = factorize(
-            lambda: moments.gram_matrix(centred),
+            lambda: moments.gram_matrix(mean),
             alpha,
             min(problem.size.n_rows, problem.size.n_features),
-            moments.weight * float(mean @ mean) if centred else 0.0,
+            0.0 if mean is None else moments.weight * float((mean**2).sum()),
             problem.backend,
         )
 
@@ -48,8 +47,5 @@ class PrimalSolver(Solver):
 
         # Targets are centred already: Phi^T W y_c = Phi_c^T W y_c.
         coef = factor.solve(moments.cross.mT).mT
-        intercept = problem.target_mean
-        if centred:
-            intercept = intercept - coef @ mean
-        coef, intercept, n_iter = refine(problem, coef, intercept, factor.condition, correct)
+        coef, intercept, n_iter = refine(problem, coef, mean, factor.condition, correct)
         return Solution(coef, intercept, factor.rank, factor.condition, n_iter)
