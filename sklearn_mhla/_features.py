@@ -68,6 +68,16 @@ def svec(symmetric: Array, backend: Backend) -> Array:
     return packed
 
 
+def smat(packed: Array, token_dim: int, backend: Backend) -> Array:
+    """Unpack what :func:`svec` packed: (n, d (d + 1) / 2) to symmetric (n, d, d)."""
+    rows, columns = pair_indices(token_dim)
+    position = np.empty((token_dim, token_dim), dtype=np.intp)
+    position[rows, columns] = position[columns, rows] = np.arange(len(rows))
+    unscaled = packed / backend.asarray(pair_scale(token_dim))
+    full = backend.take(unscaled, backend.index(position.reshape(-1)))
+    return full.reshape(-1, token_dim, token_dim)
+
+
 def packed_products(vectors: Array, backend: Backend) -> Array:
     """Products ``v_j v_k`` for ``j <= k``, without the sqrt(2): shape (n, d (d + 1) / 2)."""
     rows, columns = pair_indices(vectors.shape[-1])

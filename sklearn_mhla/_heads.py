@@ -70,12 +70,40 @@ def coef_to_tensor(coef: np.ndarray, token_dim: int) -> np.ndarray:
     return tensor
 
 
+def tensor_to_heads(tensor: np.ndarray, n_heads: int | None = None) -> Heads:
+    """Heads from the singular value decomposition of an unfolded coefficient tensor.
+
+    Parameters
+    ----------
+    tensor : ndarray of shape (m, d, d, d)
+        ``W[a,j,k,l]``; need not be symmetric in ``(j, k)``.
+    n_heads : int, optional
+        Keep that many leading terms. None keeps all above rounding level, at most
+        ``min(m d, d^2)``.
+
+    Returns
+    -------
+    Heads
+        The two factors of a head have equal norms.
+    """
+    n_outputs, d = tensor.shape[:2]
+    unfolded = tensor.reshape(n_outputs * d, d * d)
+    left, singular, right = svd(unfolded, full_matrices=False, check_finite=False)
+    if n_heads is None:
+        floor = np.finfo(np.float64).eps * max(unfolded.shape) * singular[0]
+        n_heads = int((singular > floor).sum())
+    root = np.sqrt(singular[:n_heads])
+    value = np.ascontiguousarray((left[:, : len(root)] * root).T)
+    key_query = right[: len(root)] * root[:, None]
+    return Heads(value.reshape(-1, n_outputs, d)[:n_heads], key_query.reshape(-1, d, d)[:n_heads])
+
+
 def svd_heads(coef: np.ndarray, token_dim: int) -> Heads:
-    """Heads by singular value decomposition of the unfolded coefficient tensor.
+    """Heads by singular value decomposition of the symmetric coefficient tensor.
 
     The published conversion (Yau et al., arXiv 2410.10101, Algorithm 1): exact, with as many
     heads as the symmetric tensor's ``(m d) x (d^2)`` unfolding has rank, at most
-    ``min(m d, d^2)``. Singular values below rounding level are left out.
+    ``min(m d, d^2)``.
 
     Parameters
     ----------
@@ -86,17 +114,7 @@ def svd_heads(coef: np.ndarray, token_dim: int) -> Heads:
     -------
     Heads
     """
-    n_outputs = len(coef)
-    unfolded = coef_to_tensor(coef, token_dim).reshape(n_outputs * token_dim, token_dim**2)
-    left, singular, right = svd(unfolded, full_matrices=False, check_finite=False)
-    floor = np.finfo(np.float64).eps * max(unfolded.shape) * singular[0]
-    kept = singular > floor
-    root = np.sqrt(singular[kept])
-    n_heads = len(root)
-    return Heads(
-        np.ascontiguousarray((left[:, kept] * root).T).reshape(n_heads, n_outputs, token_dim),
-        (right[kept] * root[:, None]).reshape(n_heads, token_dim, token_dim),
-    )
+    return tensor_to_heads(coef_to_tensor(coef, token_dim))
 
 
 def function_distance(model_a: Any, model_b: Any) -> float:

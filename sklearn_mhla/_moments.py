@@ -15,6 +15,7 @@ are summed first, so the cost does not depend on the number of tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,14 +137,21 @@ def accumulate_gram(gram: Array, state: Array, products: Array, backend: Backend
 
 
 def unpack_gram(gram: Array, token_dim: int, backend: Backend) -> Array:
-    """Lower triangle of the ``(p, p)`` Gram matrix from its packed form."""
-    pairs = n_pairs(token_dim)
+    """Lower triangle of a ``(P d, P d)`` Gram matrix from its packed form.
+
+    Parameters
+    ----------
+    gram : array of shape (P (P + 1) / 2, d (d + 1) / 2)
+    token_dim : int
+    backend : Backend
+    """
+    pairs = (math.isqrt(8 * gram.shape[0] + 1) - 1) // 2
     size = pairs * token_dim
     full = backend.zeros((size, size))
     offsets = _pair_offsets(pairs)
     square = np.empty((token_dim, token_dim), dtype=np.intp)
     rows, columns = pair_indices(token_dim)
-    square[rows, columns] = square[columns, rows] = np.arange(pairs)
+    square[rows, columns] = square[columns, rows] = np.arange(len(rows))
     query_index = backend.index(square.reshape(-1))
     for a in range(pairs):
         partners = np.arange(a + 1)  # b <= a; the pair (b, a) is stored under its smaller index

@@ -75,6 +75,11 @@ class LeastSquaresProblem:
             design.n_rows, design.n_features, self.targets.shape[1], design.token_dim
         )
 
+    @property
+    def total_weight(self) -> float:
+        """``sum_i w_i``."""
+        return float(self.design.n_rows if self.weights is None else self.weights.sum())
+
     def mean(self, values: Array) -> Array:
         """Weighted mean over rows of ``(rows, m)``."""
         if self.weights is None:
