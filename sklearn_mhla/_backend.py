@@ -184,7 +184,7 @@ class TorchBackend:
         return self.torch.zeros(shape, dtype=self.torch.float64, device=self.device)
 
     def index(self, indices: Any) -> Array:
-        return self.torch.as_tensor(indices, dtype=self.torch.int64, device=self.device)
+        return self.torch.tensor(indices, dtype=self.torch.int64, device=self.device)
 
     def take(self, array: Array, indices: Array) -> Array:
         return array.index_select(-1, indices)
