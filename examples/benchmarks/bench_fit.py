@@ -54,6 +54,12 @@ def compare(name: str, ours: Callable, bare: Callable, target: str, repeat: int 
     print(f"{name:56} {a:8.3f} s  {b:8.3f} s  {a / b:6.2f}   {target}", flush=True)
 
 
+def primal_data() -> tuple[np.ndarray, np.ndarray]:
+    """20 000 sequences of 16 tokens of width 16, 16 outputs."""
+    X, y = make_linear_attention(20_000, 16, 16, 16, 4, noise=0.1, random_state=0)
+    return X, y
+
+
 def fit_primal(X: np.ndarray, y: np.ndarray) -> MHLARegressor:
     """Fit ours."""
     return MHLARegressor(method="primal", alpha=1e-3).fit(X, y)
@@ -64,28 +70,26 @@ def fit_ridge(X: np.ndarray, y: np.ndarray) -> Ridge:
     return Ridge(alpha=1e-3, fit_intercept=False, solver="cholesky").fit(feature_matrix(X), y)
 
 
+def bench_memory() -> None:
+    """Compare peak memory; runs first, as a child starts with the peak of its parent."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def child(task: str) -> float:
+            command = [sys.executable, __file__, task, folder]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            return float(done.stdout)
+
+        child("data")
+        ours, theirs = child("ours"), child("ridge")
+    name = "peak memory of that fit / features, Ridge"
+    print(f"{name:56} {ours:7.0f} MB  {theirs:7.0f} MB  {ours / theirs:6.2f}   0.25", flush=True)
+
+
 def bench_primal() -> None:
     """Time many rows: moments and one factorisation."""
-    X, y = make_linear_attention(20_000, 16, 16, 16, 4, noise=0.1, random_state=0)
+    X, y = primal_data()
     name = "fit, d=m=T=16, 20000 rows"
     compare(f"{name} / features, Ridge", lambda: fit_primal(X, y), lambda: fit_ridge(X, y), "0.33")
-    with tempfile.TemporaryDirectory() as folder:
-        np.save(Path(folder) / "X.npy", X)
-        np.save(Path(folder) / "y.npy", y)
-        ours, theirs = (
-            float(
-                subprocess.run(
-                    [sys.executable, __file__, task, folder],
-                    check=True,
-                    capture_output=True,
-                    text=True,
-                ).stdout
-            )
-            for task in ("ours", "ridge")
-        )
-    print(
-        f"{'peak memory of the same':56} {ours:7.0f} MB  {theirs:7.0f} MB  {ours / theirs:6.2f}   0.25"
-    )
     features = feature_matrix(X)
 
     def bare(step: int = 4096) -> None:
@@ -147,7 +151,13 @@ def bench_import() -> None:
 
 def measure_memory(task: str, folder: str) -> None:
     """Print by how many MB one fit raises the peak memory of this process."""
-    X, y = np.load(Path(folder) / "X.npy"), np.load(Path(folder) / "y.npy")
+    files = Path(folder) / "X.npy", Path(folder) / "y.npy"
+    if task == "data":
+        for file, array in zip(files, primal_data(), strict=True):
+            np.save(file, array)
+        print(0.0)
+        return
+    X, y = (np.load(file) for file in files)
     fit = {"ours": fit_primal, "ridge": fit_ridge}[task]
     fit(X[:50, :, :2], y[:50])  # load what is loaded lazily
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -160,6 +170,7 @@ if __name__ == "__main__":
         measure_memory(*sys.argv[1:])
     else:
         print(f"{'':56} {'ours':>10}  {'yardstick':>10}  {'ratio':>6}   at most")
+        bench_memory()
         bench_primal()
         bench_dual()
         bench_predict()
