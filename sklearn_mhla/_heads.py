@@ -21,7 +21,7 @@ from sklearn_mhla._features import pair_indices, pair_scale
 class Heads(NamedTuple):
     """A multi-head linear attention model given by its heads.
 
-    Attributes
+    Parameters
     ----------
     value : ndarray of shape (n_heads, m, d)
         Value matrices ``V_h``.
@@ -33,7 +33,13 @@ class Heads(NamedTuple):
     key_query: np.ndarray
 
     def coefficients(self) -> np.ndarray:
-        """Isometrically packed coefficients, shape (m, p); see :func:`heads_to_coef`."""
+        """Isometrically packed coefficients; see :func:`heads_to_coef`.
+
+        Returns
+        -------
+        ndarray of shape (m, p)
+            What a fitted estimator keeps in ``coef_``.
+        """
         return heads_to_coef(self.value, self.key_query)
 
 
@@ -135,6 +141,7 @@ def function_distance(model_a: Any, model_b: Any) -> float:
     Returns
     -------
     float
+        Zero or more; zero means the same function.
 
     Raises
     ------
