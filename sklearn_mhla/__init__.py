@@ -1,8 +1,9 @@
 """Multi-head linear attention with the interface of scikit-learn."""
 
 from sklearn_mhla._heads import Heads, function_distance
+from sklearn_mhla._minimal_heads import minimal_heads
 from sklearn_mhla._regressor import MHLARegressor
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Heads", "MHLARegressor", "function_distance"]
+__all__ = ["Heads", "MHLARegressor", "function_distance", "minimal_heads"]

@@ -9,17 +9,27 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, check_scalar
 
 from sklearn_mhla._backend import Array, as_input_kind, backend_for
 from sklearn_mhla._design import Design
 from sklearn_mhla._features import n_cubic_features
 from sklearn_mhla._heads import Heads, svd_heads
+from sklearn_mhla._minimal_heads import minimal_heads
 from sklearn_mhla._tokens import Sequences, check_sample_weights, check_sequences, check_targets
-from sklearn_mhla.solvers import SOLVERS, LeastSquaresProblem, ProblemSize, choose_solver
+from sklearn_mhla.solvers import (
+    SOLVERS,
+    LeastSquaresProblem,
+    ProblemSize,
+    Solver,
+    choose_solver,
+    fit_few_heads,
+)
 
 _CHOICES = {
     "solver": ("convex",),
+    "heads": ("minimal", "svd"),
     "method": ("auto", *SOLVERS),
     "output": ("last", "sequence"),
     "state": ("sum", "mean"),
@@ -42,15 +52,24 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     is computed by least squares; :math:`W` are the coefficients of the features, packed so that
     the norm does not depend on how a symmetric state is written down.
 
+    A model with a fixed number of heads is fitted by Levenberg-Marquardt on the heads, from
+    the unrestricted solution. It has about :math:`H (m d + d^2)` unknowns instead of
+    :math:`m p` and needs correspondingly fewer rows.
+
     Parameters
     ----------
+    n_heads : int, default=None
+        Number of heads of the model; None sets no limit, and so does any number from
+        ``min(n_outputs d, d^2)`` on.
     solver : {"convex"}, default="convex"
-        Backend that fits the model. "convex" finds the global optimum in closed form.
+        Backend that fits the model. "convex" finds the global optimum in closed form; with
+        ``n_heads`` it starts from there.
     method : {"auto", "primal", "dual"}, default="auto"
         Algorithm of the convex solver. "primal" accumulates the ``p x p`` moments over blocks
         of rows (time linear in rows, memory independent of them); "dual" factors the
         ``rows x rows`` kernel and is for fewer rows than features. "auto" takes the smaller
-        system that fits into memory; the choice is stored in ``method_``.
+        system that fits into memory; the choice is stored in ``method_``. With ``n_heads``,
+        "primal" works on the moments alone and "dual" on the rows.
     alpha : float, default=0.0
         Ridge penalty, not negative, in units of squared features. 0 gives the least-squares
         solution of minimum norm, also when the data do not determine all coefficients.
@@ -67,6 +86,16 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     state : {"sum", "mean"}, default="sum"
         Whether the state is the sum over tokens or is divided by their number. "mean" suits
         sequences whose lengths vary widely.
+    heads : {"minimal", "svd"}, default="minimal"
+        How ``value_`` and ``key_query_`` are found after an unrestricted fit: as few heads as
+        reproduce the function (:func:`minimal_heads`), or the published singular value
+        decomposition. `predict` does not depend on it.
+    max_iter : int, default=200
+        Steps of each run of the fit of ``n_heads`` heads.
+    tol : float, default=1e-8
+        A run has converged when a step lowers the loss by less than this times its value.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the restarts of the fit of ``n_heads`` heads.
     device : str, default=None
         "cpu", "cuda" or "cuda:<index>"; None computes where ``X`` is.
     verbose : int, default=0
@@ -90,9 +119,14 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     method_ : str
         The algorithm that was used.
     n_iter_ : int
-        Steps of iterative refinement that the solution needed (0 for well-conditioned data).
+        Steps of iterative refinement that the solution needed (0 for well-conditioned data);
+        with ``n_heads``, Levenberg-Marquardt steps of the best run.
     rank_ : int
-        Number of directions of feature space that the data determine.
+        Number of directions of feature space that the data determine; not with ``n_heads``.
+    loss_ : float
+        Half the weighted residual sum of squares plus half the penalty; with ``n_heads`` only.
+    gradient_norm_ : float
+        Gradient at the end, relative to Jacobian and targets; with ``n_heads`` only.
     token_dim_ : int
         Width ``d`` of the tokens.
     n_features_in_ : int
@@ -129,6 +163,7 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def __init__(
         self,
+        n_heads: int | None = None,
         *,
         solver: str = "convex",
         method: str = "auto",
@@ -138,9 +173,14 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         output: str = "last",
         causal: bool = True,
         state: str = "sum",
+        heads: str = "minimal",
+        max_iter: int = 200,
+        tol: float = 1e-8,
+        random_state: Any = None,
         device: str | None = None,
         verbose: int = 0,
     ) -> None:
+        self.n_heads = n_heads
         self.solver = solver
         self.method = method
         self.alpha = alpha
@@ -149,6 +189,10 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.output = output
         self.causal = causal
         self.state = state
+        self.heads = heads
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
         self.device = device
         self.verbose = verbose
 
@@ -189,7 +233,12 @@ n_samples arrays of shape (n_tokens_i, d)
             n_outputs=targets.shape[1],
             token_dim=sequences.token_dim,
         )
-        solver, reason = choose_solver(self.method, size, backend.available_memory())
+        restricted = self.n_heads is not None and self.n_heads < min(
+            size.n_outputs * size.token_dim, size.token_dim**2
+        )
+        solver, reason = choose_solver(
+            self.method, size, backend.available_memory(), self.n_heads if restricted else None
+        )
         if self.verbose:
             print(f"[{type(self).__name__}] method={solver.name!r}: {reason}")
 
@@ -198,22 +247,19 @@ n_samples arrays of shape (n_tokens_i, d)
         design = self._design(sequences, rescale=True)
         problem = LeastSquaresProblem(
             design,
-            design.backend.asarray(targets),
-            None if weights is None else design.backend.asarray(weights),
+            backend.asarray(targets),
+            None if weights is None else backend.asarray(weights),
             self.fit_intercept,
         )
         # Tokens were divided by 2 ** e: features by 2 ** 3e, so alpha goes down by 2 ** 6e.
-        solution = solver(problem).solve(_scaled_alpha(self.alpha, design.exponent))
-
-        scale = math.ldexp(1.0, -3 * design.exponent)
-        self.coef_ = design.backend.to_numpy(solution.coef) * scale
-        self.intercept_ = np.array(design.backend.to_numpy(solution.intercept))
+        alpha = _scaled_alpha(self.alpha, design.exponent)
+        if restricted:
+            self._fit_few_heads(problem, solver.name, alpha)
+        else:
+            self._fit_unrestricted(problem, solver, alpha)
         self.method_ = solver.name
-        self.n_iter_ = solution.n_iter
-        self.rank_ = solution.rank
         self.token_dim_ = sequences.token_dim
         self._target_ndim = target_ndim
-        self._heads: Heads | None = None
         return self
 
     def predict(self, X: Any) -> Any:
@@ -271,6 +317,38 @@ n_samples arrays of shape (n_tokens_i, d)
             weights = np.repeat(weights, sequences.lengths)
         return float(r2_score(targets, self._predict_rows(sequences), sample_weight=weights))
 
+    def _fit_unrestricted(
+        self, problem: LeastSquaresProblem, solver: type[Solver], alpha: float
+    ) -> None:
+        solution = solver(problem).solve(alpha)
+        to_numpy, exponent = problem.backend.to_numpy, problem.design.exponent
+        self.coef_ = to_numpy(solution.coef) * math.ldexp(1.0, -3 * exponent)
+        self.intercept_ = np.array(to_numpy(solution.intercept))
+        self.n_iter_ = solution.n_iter
+        self.rank_ = solution.rank
+        self._heads: Heads | None = None
+
+    def _fit_few_heads(self, problem: LeastSquaresProblem, method: str, alpha: float) -> None:
+        solution = fit_few_heads(
+            problem,
+            int(self.n_heads or 0),
+            alpha,
+            method=method,
+            max_iter=self.max_iter,
+            tol=self.tol,
+            random=check_random_state(self.random_state),
+        )
+        exponent = problem.design.exponent
+        self._heads = Heads(
+            solution.heads.value * math.ldexp(1.0, -exponent),
+            solution.heads.key_query * math.ldexp(1.0, -2 * exponent),
+        )
+        self.coef_ = self._heads.coefficients()
+        self.intercept_ = np.array(solution.intercept)
+        self.n_iter_ = solution.n_iter
+        self.loss_ = solution.loss
+        self.gradient_norm_ = solution.gradient_norm
+
     @property
     def value_(self) -> np.ndarray:
         """Value matrices, shape (n_heads_, n_outputs, d)."""
@@ -294,7 +372,8 @@ n_samples arrays of shape (n_tokens_i, d)
                 "first."
             )
         if self._heads is None:
-            self._heads = svd_heads(self.coef_, self.token_dim_)
+            convert = svd_heads if self.heads == "svd" else minimal_heads
+            self._heads = convert(self.coef_, self.token_dim_)
         return self._heads
 
     def _check_params(self) -> None:
@@ -307,8 +386,11 @@ n_samples arrays of shape (n_tokens_i, d)
         check_scalar(self.alpha, "alpha", Real, min_val=0.0)
         if not math.isfinite(self.alpha):
             raise ValueError(f"alpha must be finite; got {self.alpha}.")
-        if self.n_tokens is not None:
-            check_scalar(self.n_tokens, "n_tokens", Integral, min_val=1)
+        for name in ("n_tokens", "n_heads"):
+            if getattr(self, name) is not None:
+                check_scalar(getattr(self, name), name, Integral, min_val=1)
+        check_scalar(self.max_iter, "max_iter", Integral, min_val=1)
+        check_scalar(self.tol, "tol", Real, min_val=0.0)
 
     def _check_new(self, X: Any) -> Sequences:
         return check_sequences(

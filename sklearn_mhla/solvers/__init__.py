@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver
 from sklearn_mhla.solvers._dual import DualSolver
+from sklearn_mhla.solvers._few_heads import few_heads_memory, fit_few_heads
 from sklearn_mhla.solvers._primal import PrimalSolver
 
 SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSolver, DualSolver)}
 
-__all__ = ["SOLVERS", "LeastSquaresProblem", "ProblemSize", "Solution", "Solver", "choose_solver"]
+__all__ = [
+    "SOLVERS",
+    "LeastSquaresProblem",
+    "ProblemSize",
+    "Solution",
+    "Solver",
+    "choose_solver",
+    "fit_few_heads",
+]
 
 
-def choose_solver(method: str, size: ProblemSize, available: int) -> tuple[type[Solver], str]:
+def choose_solver(
+    method: str, size: ProblemSize, available: int, n_heads: int | None = None
+) -> tuple[type[Solver], str]:
     """Pick a solver that fits into memory.
 
     Parameters
@@ -22,6 +33,8 @@ def choose_solver(method: str, size: ProblemSize, available: int) -> tuple[type[
     size : ProblemSize
     available : int
         Bytes that may be used.
+    n_heads : int, optional
+        Heads of a restricted model, whose normal equations need room as well.
 
     Returns
     -------
@@ -34,7 +47,10 @@ def choose_solver(method: str, size: ProblemSize, available: int) -> tuple[type[
     MemoryError
         If the wanted method cannot fit; says how much it needs and what to use instead.
     """
-    needed = {name: solver.memory(size) for name, solver in SOLVERS.items()}
+    needed = {
+        name: solver.memory(size) if n_heads is None else few_heads_memory(name, size, n_heads)
+        for name, solver in SOLVERS.items()
+    }
     sizes = f"rows={size.n_rows}, p={size.n_features}"
     preferred = "primal" if size.n_features <= size.n_rows else "dual"
     if method != "auto":

@@ -62,9 +62,13 @@ class NormalEquations:
         """Largest diagonal entry of the Gauss-Newton matrix."""
         return float(max(self.value_matrix.diagonal().max(), self.query_matrix.diagonal().max()))
 
-    def gradient_norm(self) -> float:
-        """Euclidean norm of the gradient."""
-        return float(np.hypot(norm(self.value_gradient), norm(self.query_gradient)))
+    def relative_gradient(self, scale: float) -> float:
+        """``||J^T r|| / (||J||_F ||y||)``, between 0 and 1; ``scale`` is ``||y||^2 / 2``."""
+        gradient = np.hypot(norm(self.value_gradient), norm(self.query_gradient))
+        n_outputs = len(self.value_gradient)
+        jacobian = n_outputs * self.value_matrix.trace() + self.query_matrix.trace()
+        bound = np.sqrt(2.0 * scale * jacobian)
+        return float(gradient / bound) if bound > 0.0 else 0.0
 
     def add(self, other: NormalEquations, factor: float) -> None:
         """Add ``factor`` times another loss, in place."""

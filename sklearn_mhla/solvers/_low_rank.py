@@ -37,7 +37,7 @@ class HeadFit:
     loss : float
         Final value.
     gradient_norm : float
-        Euclidean norm of the gradient with respect to ``(V, Q)``.
+        Relative to the Jacobian and the targets, between 0 and 1.
     n_iter : int
     converged : bool
     """
@@ -93,7 +93,7 @@ def levenberg_marquardt(
             damping = max(damping, _EPS * equations.largest())
             growth = 2.0
             converged = converged or equations.loss <= 16.0 * _EPS**2 * scale
-    return HeadFit(heads, equations.loss, equations.gradient_norm(), n_iter, converged)
+    return HeadFit(heads, equations.loss, equations.relative_gradient(scale), n_iter, converged)
 
 
 def alternating_least_squares(
@@ -118,7 +118,7 @@ def alternating_least_squares(
         equations = loss.equations(heads)
         exact = equations.loss <= 16.0 * _EPS**2 * scale
         converged = exact or before - equations.loss <= tol * before
-    return HeadFit(heads, equations.loss, equations.gradient_norm(), n_iter, converged)
+    return HeadFit(heads, equations.loss, equations.relative_gradient(scale), n_iter, converged)
 
 
 def best_values(loss: HeadLoss, heads: Heads, equations: NormalEquations | None = None) -> Heads:

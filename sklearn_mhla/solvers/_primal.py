@@ -27,11 +27,11 @@ class PrimalSolver(Solver):
     def __init__(self, problem: LeastSquaresProblem) -> None:
         self.problem = problem
         self.moments = Moments.from_design(problem.design, problem.targets, problem.weights)
+        self.mean = self.moments.mean() if problem.fit_intercept else None
 
     def solve(self, alpha: float) -> Solution:
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
-        problem, moments = self.problem, self.moments
-        mean = moments.mean() if problem.fit_intercept else None
+        problem, moments, mean = self.problem, self.moments, self.mean
         factor = factorize(
             lambda: moments.gram_matrix(mean),
             alpha,
@@ -49,3 +49,23 @@ class PrimalSolver(Solver):
         coef = factor.solve(moments.cross.mT).mT
         coef, intercept, n_iter = refine(problem, coef, mean, factor.condition, correct)
         return Solution(coef, intercept, factor.rank, factor.condition, n_iter)
+
+    def metric(self, alpha: float) -> Array:
+        """``Phi_c^T W Phi_c + alpha I``, both triangles."""
+        matrix = self.problem.backend.tril(self.moments.gram_matrix(self.mean))
+        diagonal = matrix.diagonal() + alpha
+        full = matrix + matrix.mT
+        full.reshape(-1)[:: len(full) + 1] = diagonal
+        return full
+
+    def minimum(self, coef: Array) -> float:
+        """Half the penalised residual sum of squares at the minimiser ``coef``."""
+        problem = self.problem
+        total = float((problem.weighted(problem.targets) * problem.targets).sum())
+        return 0.5 * max(0.0, total - float((coef * self.moments.cross).sum()))
+
+    def intercept(self, coef: Array) -> Array:
+        """Best intercept for given coefficients."""
+        if self.mean is None:
+            return self.problem.target_mean
+        return self.problem.target_mean - (coef @ self.mean.mT)[:, 0]
