@@ -121,8 +121,8 @@ def fit_few_heads(
     if not best.converged:
         warnings.warn(
             f"The fit of {n_heads} heads stopped after {best.n_iter} steps with a relative "
-            f"gradient of {best.gradient_norm:.1e}; the last steps still lowered the loss by more than "
-            f"tol={tol:g} of its value. Raise max_iter or tol.",
+            f"gradient of {best.gradient_norm:.1e}; the last steps still lowered the loss by more "
+            f"than tol={tol:g} of its value. Raise max_iter or tol.",
             ConvergenceWarning,
             stacklevel=3,
         )
