@@ -58,7 +58,11 @@ def heads_to_coef(value: np.ndarray, key_query: np.ndarray) -> np.ndarray:
     -------
     ndarray of shape (m, p)
     """
-    tensor = np.einsum("haj,hkl->ajkl", value, key_query, optimize=True)
+    return tensor_to_coef(np.einsum("haj,hkl->ajkl", value, key_query, optimize=True))
+
+
+def tensor_to_coef(tensor: np.ndarray) -> np.ndarray:
+    """Packed coefficients (m, p) of the symmetric part of a coefficient tensor (m, d, d, d)."""
     rows, columns = pair_indices(tensor.shape[1])
     symmetric = 0.5 * (tensor[:, rows, columns] + tensor[:, columns, rows])
     symmetric *= pair_scale(tensor.shape[1])[:, None]

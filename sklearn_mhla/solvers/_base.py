@@ -80,6 +80,17 @@ class LeastSquaresProblem:
         """``sum_i w_i``."""
         return float(self.design.n_rows if self.weights is None else self.weights.sum())
 
+    @property
+    def target_squares(self) -> float:
+        """``sum_i w_i ||y_i||^2``, of centred targets if an intercept is fitted."""
+        return float((self.weighted(self.targets) * self.targets).sum())
+
+    def intercept(self, coef: Array, mean: Array | None) -> Array:
+        """Best intercept for given coefficients and mean features (1, p)."""
+        if mean is None:
+            return self.target_mean
+        return self.target_mean - (coef @ mean.mT)[:, 0]
+
     def mean(self, values: Array) -> Array:
         """Weighted mean over rows of ``(rows, m)``."""
         if self.weights is None:
@@ -174,9 +185,7 @@ def refine(
     intercept : array of shape (m,)
     n_iter : int
     """
-    intercept = problem.target_mean
-    if mean is not None:
-        intercept = intercept - (coef @ mean.mT)[:, 0]
+    intercept = problem.intercept(coef, mean)
     error = condition * EPS  # relative error of one solve, and of one step of refinement
     if error < _ACCURATE:
         return coef, intercept, 0

@@ -48,26 +48,26 @@ class DualSolver(Solver):
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
         problem, mean = self.problem, self.mean
         factor = factorize(
-            self._kernel,
+            self.kernel,
             alpha,
             min(problem.size.n_rows, problem.size.n_features),
             0.0 if mean is None else self.weight * float((mean**2).sum()),
             problem.backend,
         )
         dual = factor.solve(self.root * problem.targets)
-        coef = self._coefficients(dual)
+        coef = self.coefficients(dual)
 
         def correct(residual: Array, _: Array) -> Array:
             nonlocal dual
             step = factor.solve(self.root * residual - alpha * dual)
             dual = dual + step
-            return self._coefficients(step)
+            return self.coefficients(step)
 
         coef, intercept, n_iter = refine(problem, coef, mean, factor.condition, correct)
         rank = factor.rank - (1 if problem.fit_intercept else 0)
         return Solution(coef, intercept, rank, factor.condition, n_iter)
 
-    def _kernel(self) -> Array:
+    def kernel(self) -> Array:
         """Lower triangle of the weighted kernel, centred where an intercept is fitted.
 
         With ``r = sqrt(w)``, ``mu`` the mean feature and ``kappa = Phi mu`` the centred kernel
@@ -92,7 +92,16 @@ class DualSolver(Solver):
                 panel -= root[rows] * shift[upto].mT
         return kernel
 
-    def _coefficients(self, dual: Array) -> Array:
+    def predictions(self, coef: Array) -> Array:
+        """``W^(1/2) Phi_c coef^T``, shape (rows, m)."""
+        predicted = predict_block(self.state, self.query[:, None, :], coef)[:, 0]
+        return predicted if self.mean is None else predicted - self.root * (coef @ self.mean.mT).mT
+
+    def intercept(self, coef: Array) -> Array:
+        """Best intercept for given coefficients."""
+        return self.problem.intercept(coef, self.mean)
+
+    def coefficients(self, dual: Array) -> Array:
         """``Phi_c^T W^(1/2) a``, shape (m, p)."""
         if self.mean is not None:
             dual = dual - self.root * ((self.root * dual).sum(0) / self.weight)

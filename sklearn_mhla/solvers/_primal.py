@@ -60,12 +60,10 @@ class PrimalSolver(Solver):
 
     def minimum(self, coef: Array) -> float:
         """Half the penalised residual sum of squares at the minimiser ``coef``."""
-        problem = self.problem
-        total = float((problem.weighted(problem.targets) * problem.targets).sum())
-        return 0.5 * max(0.0, total - float((coef * self.moments.cross).sum()))
+        return 0.5 * max(
+            0.0, self.problem.target_squares - float((coef * self.moments.cross).sum())
+        )
 
     def intercept(self, coef: Array) -> Array:
         """Best intercept for given coefficients."""
-        if self.mean is None:
-            return self.problem.target_mean
-        return self.problem.target_mean - (coef @ self.mean.mT)[:, 0]
+        return self.problem.intercept(coef, self.mean)
