@@ -9,7 +9,11 @@ a tensor or a CUDA device shows up.
 from __future__ import annotations
 
 import os
+import re
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -255,7 +259,13 @@ def _lower_triangle(rows: np.ndarray) -> np.ndarray:
     return upper[: rows.shape[1]].T
 
 
-def backend_for(device: str | None, input_device: str | None) -> Backend:
+def backend_for(
+    device: str | None,
+    input_device: str | None,
+    *,
+    torch_on_cpu: bool = False,
+    fall_back: bool = False,
+) -> Backend:
     """Choose where to compute.
 
     Parameters
@@ -264,19 +274,65 @@ def backend_for(device: str | None, input_device: str | None) -> Backend:
         The estimator's ``device``; None follows the input.
     input_device : str or None
         Device of the input if it was a torch tensor, else None.
+    torch_on_cpu : bool
+        Use torch on the CPU as well.
+    fall_back : bool
+        Warn and use the CPU where the CUDA device is missing, rather than raise.
     """
     chosen = device if device is not None else (input_device or "cpu")
-    if chosen == "cpu":
-        return NumpyBackend()
-    if not isinstance(chosen, str) or not chosen.startswith("cuda"):
-        raise ValueError(f"device must be None, 'cpu', 'cuda' or 'cuda:<index>'; got {device!r}.")
-    torch = import_torch(f"device={chosen!r}")
-    if not torch.cuda.is_available():
-        raise ValueError(
-            f"device={chosen!r} was asked for, but torch finds no CUDA device on this machine; "
-            "use device='cpu' or device=None."
+    if chosen != "cpu":
+        if not isinstance(chosen, str) or re.fullmatch(r"cuda(:\d+)?", chosen) is None:
+            raise ValueError(
+                f"device must be None, 'cpu', 'cuda' or 'cuda:<index>'; got {device!r}."
+            )
+        missing = _missing_device(chosen, fall_back)
+        if missing is None:
+            return TorchBackend(chosen)
+        if not fall_back:
+            raise ValueError(
+                f"device={chosen!r} was asked for, but {missing}; use device='cpu' or device=None."
+            )
+        warnings.warn(
+            f"The model has device={chosen!r}, but {missing}; computing on the CPU instead. "
+            "set_params(device=None) silences this warning.",
+            UserWarning,
+            stacklevel=4,
         )
-    return TorchBackend(chosen)
+    return TorchBackend("cpu") if torch_on_cpu else NumpyBackend()
+
+
+def _missing_device(chosen: str, torch_may_be_missing: bool) -> str | None:
+    """Why a CUDA device cannot be used; None if it can."""
+    try:
+        torch = import_torch(f"device={chosen!r}")
+    except ImportError:
+        if torch_may_be_missing:
+            return "torch is not installed"
+        raise
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device on this machine"
+    n_devices = torch.cuda.device_count()
+    if int(chosen.partition(":")[2] or 0) >= n_devices:
+        return f"torch finds {n_devices} CUDA device(s) on this machine"
+    return None
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[Any]:
+    """One thread for torch, the caller's number afterwards; yields torch.
+
+    Sums over several threads depend on their number, and training amplifies the last bit. With
+    one thread a seed gives the same model in any process, and a step of small products is no
+    slower.
+    """
+    torch = import_torch("solver='sgd'")
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            yield torch
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 def import_torch(purpose: str) -> Any:

@@ -125,6 +125,20 @@ class Design:
         shared = self.output == "sequence" and not self.causal
         return int(self.sequences.lengths.max()) if shared else 1
 
+    def take(self, chosen: np.ndarray) -> Design:
+        """The rows of the chosen sequences, with tokens divided by the same power of two."""
+        if len(chosen) == len(self.sequences) and (np.diff(chosen) == 1).all():
+            return self  # all of them in their order
+        return Design(
+            self.sequences.take(chosen),
+            self.backend,
+            output=self.output,
+            causal=self.causal,
+            state=self.state,
+            rescale=self.exponent != 0,
+            verbose=self.verbose,
+        )
+
     def blocks(self, description: str | None = None) -> Iterator[Block]:
         """All rows, block by block; ``description`` labels the progress bar."""
         with tqdm(

@@ -4,36 +4,47 @@ from __future__ import annotations
 
 import math
 import sys
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, check_scalar
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
 
-from sklearn_mhla._backend import Array, as_input_kind, backend_for
+from sklearn_mhla._backend import (
+    Array,
+    Backend,
+    as_input_kind,
+    backend_for,
+    import_torch,
+    one_torch_thread,
+)
 from sklearn_mhla._design import Design
 from sklearn_mhla._features import n_cubic_features
 from sklearn_mhla._heads import Heads, svd_heads
 from sklearn_mhla._minimal_heads import minimal_heads
+from sklearn_mhla._parameters import check_parameters, sgd_options
 from sklearn_mhla._tokens import Sequences, check_sample_weights, check_sequences, check_targets
 from sklearn_mhla.solvers import (
-    SOLVERS,
     LeastSquaresProblem,
     ProblemSize,
-    Solver,
+    SGDSolution,
     choose_solver,
+    continue_sgd,
     fit_few_heads,
+    fit_sgd,
 )
 
-_CHOICES = {
-    "solver": ("convex",),
-    "heads": ("minimal", "svd"),
-    "method": ("auto", *SOLVERS),
-    "output": ("last", "sequence"),
-    "state": ("sum", "mean"),
-}
+
+def _streams(estimator: Any) -> bool:
+    """Whether `partial_fit` exists."""
+    if estimator.solver != "sgd":
+        raise AttributeError(
+            f"partial_fit needs solver='sgd'; this {type(estimator).__name__} has "
+            f"solver={estimator.solver!r}, which fits all data at once."
+        )
+    return True
 
 
 class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
@@ -60,16 +71,18 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     ----------
     n_heads : int, default=None
         Number of heads of the model; None sets no limit, and so does any number from
-        ``min(n_outputs d, d^2)`` on.
-    solver : {"convex"}, default="convex"
-        Backend that fits the model. "convex" finds the global optimum in closed form; with
-        ``n_heads`` it starts from there.
+        ``min(n_outputs d, d^2)`` on. The SGD solver trains as many heads as are asked for, None
+        stands for ``min(n_outputs d, d^2)``: every function of the unrestricted model can be
+        written with so many, and with two factors for its coefficients it is over-parametrised.
+    solver : {"convex", "sgd"}, default="convex"
+        "convex" finds the global optimum in closed form; with ``n_heads`` it starts from there.
+        "sgd" minimises the same loss by mini-batch Adam on the heads; it needs torch.
     method : {"auto", "primal", "dual"}, default="auto"
         Algorithm of the convex solver. "primal" accumulates the ``p x p`` moments over blocks
         of rows (time linear in rows, memory independent of them); "dual" factors the
         ``rows x rows`` kernel and is for fewer rows than features. "auto" takes the smaller
         system that fits into memory; the choice is stored in ``method_``. With ``n_heads``,
-        "primal" works on the moments alone and "dual" on the rows.
+        "primal" works on the moments alone and "dual" on the rows. Not used by SGD.
     alpha : float, default=0.0
         Ridge penalty, not negative, in units of squared features. 0 gives the least-squares
         solution of minimum norm, also when the data do not determine all coefficients.
@@ -91,11 +104,30 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         reproduce the function (:func:`minimal_heads`), or the published singular value
         decomposition. `predict` does not depend on it.
     max_iter : int, default=200
-        Steps of each run of the fit of ``n_heads`` heads.
+        Steps of each run of the fit of ``n_heads`` heads; epochs (passes over the data) of the
+        SGD solver, which runs all of them unless ``early_stopping`` ends it.
     tol : float, default=1e-8
-        A run has converged when a step lowers the loss by less than this times its value.
+        A run has converged when a step lowers the loss by less than this times its value. SGD:
+        smallest relative decrease of the held-out loss that counts as progress.
+    learning_rate : float, default=0.01
+        SGD: largest step of Adam. It refers to tokens and targets of root mean square one, to
+        which they are scaled internally, so it does not depend on their units. In `fit` it
+        rises linearly during the first tenth of the steps and falls to a hundredth along half
+        a cosine; in `partial_fit` it is constant.
+    batch_size : int, default=32
+        SGD: sequences per step, with all their outputs for ``output="sequence"``.
+    early_stopping : bool, default=False
+        SGD: whether to hold out a part of the sequences, to stop when the loss on it has not
+        fallen for ``n_iter_no_change`` epochs and to keep the heads that were best on it.
+    validation_fraction : float, default=0.1
+        SGD: part of the sequences that ``early_stopping`` holds out, between 0 and 1.
+    n_iter_no_change : int, default=10
+        SGD: epochs without progress after which ``early_stopping`` stops.
+    warm_start : bool, default=False
+        SGD: whether `fit` starts from the heads of the previous fit, by whichever solver.
     random_state : int, RandomState instance or None, default=None
-        Seed of the restarts of the fit of ``n_heads`` heads.
+        Seed of the restarts of the fit of ``n_heads`` heads, and of the first heads, the order
+        of the sequences and the held-out part of SGD.
     device : str, default=None
         "cpu", "cuda" or "cuda:<index>"; None computes where ``X`` is.
     verbose : int, default=0
@@ -120,11 +152,17 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         The algorithm that was used.
     n_iter_ : int
         Steps of iterative refinement that the solution needed (0 for well-conditioned data);
-        with ``n_heads``, Levenberg-Marquardt steps of the best run.
+        with ``n_heads``, Levenberg-Marquardt steps of the best run; epochs of SGD.
     rank_ : int
         Number of directions of feature space that the data determine; not with ``n_heads``.
     loss_ : float
-        Half the weighted residual sum of squares plus half the penalty; with ``n_heads`` only.
+        Half the weighted residual sum of squares plus half the penalty; with ``n_heads`` and for
+        SGD only.
+    loss_curve_ : list of float
+        SGD: that sum per unit of weight, one number per epoch, averaged while the heads moved.
+    validation_loss_curve_ : list of float
+        SGD: half the weighted mean squared residual of the held-out part after every epoch; empty
+        without ``early_stopping``.
     gradient_norm_ : float
         Gradient at the end, relative to Jacobian and targets; with ``n_heads`` only.
     token_dim_ : int
@@ -142,7 +180,11 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     Notes
     -----
     Computation is in float64 whatever the type of ``X``, and predictions are float64. A torch
-    tensor given to `predict` yields a torch tensor on the same device, anything else NumPy.
+    tensor given to `predict` yields a torch tensor on the same device, anything else NumPy. A
+    model whose ``device`` is missing at predict time warns and computes on the CPU.
+
+    SGD uses one thread on the CPU, so that a seed gives the same model everywhere. Training that
+    diverges ends in a ConvergenceWarning and leaves finite heads.
 
     References
     ----------
@@ -161,6 +203,11 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     1.0
     """
 
+    token_dim_: int
+    _heads: Heads | None
+    _optimizer: dict[str, Any] | None
+    _target_ndim: int
+
     def __init__(
         self,
         n_heads: int | None = None,
@@ -176,6 +223,12 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         heads: str = "minimal",
         max_iter: int = 200,
         tol: float = 1e-8,
+        learning_rate: float = 0.01,
+        batch_size: int = 32,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        warm_start: bool = False,
         random_state: Any = None,
         device: str | None = None,
         verbose: int = 0,
@@ -192,12 +245,18 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.heads = heads
         self.max_iter = max_iter
         self.tol = tol
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.warm_start = warm_start
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MHLARegressor:
-        """Find the global minimiser.
+        """Learn the coefficients.
 
         Parameters
         ----------
@@ -221,45 +280,49 @@ n_samples arrays of shape (n_tokens_i, d)
             If a parameter or the data are invalid.
         MemoryError
             If the method cannot fit into memory; says what to use instead.
+        ImportError
+            If ``solver="sgd"`` and torch is not installed.
         """
-        self._check_params()
-        sequences = check_sequences(X, estimator=self, n_tokens=self.n_tokens)
-        targets, target_ndim = check_targets(y, sequences, self.output, type(self).__name__)
-        weights = check_sample_weights(sample_weight, len(sequences))
-        backend = backend_for(self.device, sequences.device)
-        size = ProblemSize(
-            n_rows=len(targets),
-            n_features=n_cubic_features(sequences.token_dim),
-            n_outputs=targets.shape[1],
-            token_dim=sequences.token_dim,
-        )
-        restricted = self.n_heads is not None and self.n_heads < min(
-            size.n_outputs * size.token_dim, size.token_dim**2
-        )
-        solver, reason = choose_solver(
-            self.method, size, backend.available_memory(), self.n_heads if restricted else None
-        )
-        if self.verbose:
-            print(f"[{type(self).__name__}] method={solver.name!r}: {reason}")
-
-        if weights is not None:
-            sequences, targets, weights = self._drop_unweighted(sequences, targets, weights)
-        design = self._design(sequences, rescale=True)
-        problem = LeastSquaresProblem(
-            design,
-            backend.asarray(targets),
-            None if weights is None else backend.asarray(weights),
-            self.fit_intercept,
-        )
-        # Tokens were divided by 2 ** e: features by 2 ** 3e, so alpha goes down by 2 ** 6e.
-        alpha = _scaled_alpha(self.alpha, design.exponent)
-        if restricted:
-            self._fit_few_heads(problem, solver.name, alpha)
+        check_parameters(self)
+        data = self._validated(X, y, sample_weight)
+        if self.solver == "sgd":
+            self._fit_sgd(*data)
         else:
-            self._fit_unrestricted(problem, solver, alpha)
-        self.method_ = solver.name
-        self.token_dim_ = sequences.token_dim
-        self._target_ndim = target_ndim
+            self._fit_convex(*data)
+        return self
+
+    @available_if(_streams)  # type: ignore[untyped-decorator]
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> MHLARegressor:
+        """Train for one pass over a batch, from where the last call or `fit` stopped.
+
+        Only for ``solver="sgd"``. The learning rate is constant; ``alpha`` weighs against the
+        batch as it weighs against all data in `fit`. A model that was not trained by gradients
+        before takes the units of tokens and targets from this batch.
+
+        Parameters
+        ----------
+        X : array-like or list of arrays
+            Sequences in any form that `fit` accepts, with tokens of the same width each time.
+        y : array-like
+            Targets, in the form that `fit` accepts.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Weight of each sequence, not negative.
+
+        Returns
+        -------
+        MHLARegressor
+            This estimator, one pass further.
+
+        Raises
+        ------
+        ValueError
+            If the batch does not fit the model so far.
+        FloatingPointError
+            If the loss is not finite.
+        """
+        check_parameters(self)
+        data = self._validated(X, y, sample_weight, reset=not hasattr(self, "coef_"))
+        self._fit_sgd(*data, partial=True)
         return self
 
     def predict(self, X: Any) -> Any:
@@ -317,16 +380,136 @@ n_samples arrays of shape (n_tokens_i, d)
             weights = np.repeat(weights, sequences.lengths)
         return float(r2_score(targets, self._predict_rows(sequences), sample_weight=weights))
 
-    def _fit_unrestricted(
-        self, problem: LeastSquaresProblem, solver: type[Solver], alpha: float
+    def to_torch(self) -> Any:
+        """The fitted model as a torch module.
+
+        Returns
+        -------
+        MultiHeadLinearAttention
+            From :mod:`sklearn_mhla.interop`, in float64 on the CPU; its parameters are copies of
+            ``value_``, ``key_query_`` and ``intercept_``, and it computes what `predict` does.
+
+        Raises
+        ------
+        ImportError
+            If torch is not installed.
+        """
+        check_is_fitted(self)
+        import_torch("to_torch()")
+        from sklearn_mhla.interop._module import module_of
+
+        return module_of(self, self._computed_heads("value_"))
+
+    @classmethod
+    def from_torch(cls, module: Any) -> MHLARegressor:
+        """A fitted estimator that predicts what a torch module computes.
+
+        Parameters
+        ----------
+        module : MultiHeadLinearAttention
+            From :mod:`sklearn_mhla.interop`, trained or not. Its numbers are copied.
+
+        Returns
+        -------
+        MHLARegressor
+            Fitted, with ``method_`` "torch" and the heads of the module; ``partial_fit`` and
+            ``fit`` with ``warm_start`` train them further.
+
+        Raises
+        ------
+        TypeError
+            If ``module`` is of another class.
+        ImportError
+            If torch is not installed.
+        """
+        import_torch("from_torch()")
+        from sklearn_mhla.interop._module import heads_of
+
+        heads, intercept = heads_of(module)
+        model = cls(
+            n_heads=len(heads.value),
+            solver="sgd",
+            fit_intercept=module.bias is not None,
+            output=module.output,
+            causal=module.causal,
+            state=module.state,
+        )
+        model._store_heads(heads, intercept, exponent=0)
+        model.method_ = "torch"
+        model.n_iter_ = 0
+        model.token_dim_ = model.n_features_in_ = heads.value.shape[2]
+        model._target_ndim = 0 if module.squeeze else 1
+        return model
+
+    def _validated(
+        self, X: Any, y: Any, sample_weight: Any, reset: bool = True
+    ) -> tuple[Sequences, np.ndarray, np.ndarray | None]:
+        """Sequences, targets and weights of the rows that count."""
+        known_dim = None if reset else self.token_dim_
+        sequences = check_sequences(
+            X, estimator=self, n_tokens=self.n_tokens, token_dim=known_dim, reset=reset
+        )
+        targets, target_ndim = check_targets(y, sequences, self.output, type(self).__name__)
+        weights = check_sample_weights(sample_weight, len(sequences))
+        if not reset and (targets.shape[1], target_ndim) != (len(self.coef_), self._target_ndim):
+            raise ValueError(
+                f"y has {targets.shape[1]} output(s) (a target of {target_ndim} dimension(s)), but "
+                f"this model was fitted on {len(self.coef_)} ({self._target_ndim} dimension(s))."
+            )
+        if weights is not None:
+            sequences, targets, weights = self._drop_unweighted(sequences, targets, weights)
+        self.token_dim_ = sequences.token_dim
+        self._target_ndim = target_ndim
+        return sequences, targets, weights
+
+    def _problem(
+        self,
+        backend: Backend,
+        sequences: Sequences,
+        targets: np.ndarray,
+        weights: np.ndarray | None,
+        verbose: bool,
+    ) -> tuple[LeastSquaresProblem, float]:
+        """The problem in rescaled tokens, and ``alpha`` for it."""
+        design = self._design(sequences, backend, verbose=verbose)
+        problem = LeastSquaresProblem(
+            design,
+            backend.asarray(targets),
+            None if weights is None else backend.asarray(weights),
+            self.fit_intercept,
+        )
+        # Tokens were divided by 2 ** e: features by 2 ** 3e, so alpha goes down by 2 ** 6e.
+        return problem, _scaled_alpha(self.alpha, design.exponent)
+
+    def _fit_convex(
+        self, sequences: Sequences, targets: np.ndarray, weights: np.ndarray | None
     ) -> None:
+        backend = backend_for(self.device, sequences.device)
+        size = ProblemSize(
+            n_rows=len(targets),
+            n_features=n_cubic_features(sequences.token_dim),
+            n_outputs=targets.shape[1],
+            token_dim=sequences.token_dim,
+        )
+        restricted = self.n_heads is not None and self.n_heads < _most_heads(size)
+        solver, reason = choose_solver(
+            self.method, size, backend.available_memory(), self.n_heads if restricted else None
+        )
+        if self.verbose:
+            print(f"[{type(self).__name__}] method={solver.name!r}: {reason}")
+        problem, alpha = self._problem(backend, sequences, targets, weights, bool(self.verbose))
+        self._optimizer = None
+        self.method_ = solver.name
+        if restricted:
+            self._fit_few_heads(problem, solver.name, alpha)
+            return
         solution = solver(problem).solve(alpha)
         to_numpy, exponent = problem.backend.to_numpy, problem.design.exponent
         self.coef_ = to_numpy(solution.coef) * math.ldexp(1.0, -3 * exponent)
         self.intercept_ = np.array(to_numpy(solution.intercept))
         self.n_iter_ = solution.n_iter
         self.rank_ = solution.rank
-        self._heads: Heads | None = None
+        self._heads = None
 
     def _fit_few_heads(self, problem: LeastSquaresProblem, method: str, alpha: float) -> None:
         solution = fit_few_heads(
@@ -338,16 +521,65 @@ n_samples arrays of shape (n_tokens_i, d)
             tol=self.tol,
             random=check_random_state(self.random_state),
         )
-        exponent = problem.design.exponent
-        self._heads = Heads(
-            solution.heads.value * math.ldexp(1.0, -exponent),
-            solution.heads.key_query * math.ldexp(1.0, -2 * exponent),
-        )
-        self.coef_ = self._heads.coefficients()
-        self.intercept_ = np.array(solution.intercept)
+        self._store_heads(solution.heads, solution.intercept, problem.design.exponent)
         self.n_iter_ = solution.n_iter
         self.loss_ = solution.loss
         self.gradient_norm_ = solution.gradient_norm
+
+    def _fit_sgd(
+        self,
+        sequences: Sequences,
+        targets: np.ndarray,
+        weights: np.ndarray | None,
+        partial: bool = False,
+    ) -> None:
+        optimizer = getattr(self, "_optimizer", None) if partial else None
+        going_on = partial and hasattr(self, "coef_")
+        with one_torch_thread():
+            backend = backend_for(self.device, sequences.device, torch_on_cpu=True)
+            problem, alpha = self._problem(backend, sequences, targets, weights, verbose=False)
+            options = sgd_options(self, _most_heads(problem.size))
+            start = None
+            if going_on or (self.warm_start and hasattr(self, "coef_")):
+                start = self._model_so_far(problem, options.n_heads)
+            if partial:
+                solution = continue_sgd(problem, alpha, options, optimizer, start)
+            else:
+                solution = fit_sgd(problem, alpha, options, start)
+        self._store_sgd(solution, problem.design.exponent, going_on)
+
+    def _model_so_far(self, problem: LeastSquaresProblem, n_heads: int) -> tuple[Heads, np.ndarray]:
+        """Heads and intercept to go on from, in the tokens of the problem."""
+        value, key_query = self._computed_heads("value_")
+        wanted = (n_heads, problem.size.n_outputs, problem.size.token_dim)
+        if value.shape != wanted:
+            raise ValueError(
+                f"The model so far has value_ of shape {value.shape}, these data and parameters "
+                f"need {wanted} (heads, outputs, token width). Set n_heads={len(value)} to train "
+                "it further; fit with warm_start=False starts anew."
+            )
+        exponent = problem.design.exponent
+        heads = Heads(value * math.ldexp(1.0, exponent), key_query * math.ldexp(1.0, 2 * exponent))
+        return heads, self.intercept_ if self.fit_intercept else 0.0 * self.intercept_
+
+    def _store_sgd(self, solution: SGDSolution, exponent: int, going_on: bool) -> None:
+        self._store_heads(solution.heads, solution.intercept, exponent)
+        self._optimizer = solution.optimizer
+        self.method_ = "sgd"
+        self.loss_ = solution.loss
+        before = getattr(self, "loss_curve_", []) if going_on else []
+        self.loss_curve_ = before + solution.loss_curve
+        self.validation_loss_curve_ = solution.validation_curve
+        self.n_iter_ = len(self.loss_curve_)
+
+    def _store_heads(self, heads: Heads, intercept: np.ndarray, exponent: int) -> None:
+        """Heads from rescaled tokens in the units of the user."""
+        self._heads = Heads(
+            heads.value * math.ldexp(1.0, -exponent),
+            heads.key_query * math.ldexp(1.0, -2 * exponent),
+        )
+        self.coef_ = self._heads.coefficients()
+        self.intercept_ = np.array(intercept)
 
     @property
     def value_(self) -> np.ndarray:
@@ -376,36 +608,22 @@ n_samples arrays of shape (n_tokens_i, d)
             self._heads = convert(self.coef_, self.token_dim_)
         return self._heads
 
-    def _check_params(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(map(repr, choices))}; got "
-                    f"{getattr(self, name)!r}."
-                )
-        check_scalar(self.alpha, "alpha", Real, min_val=0.0)
-        if not math.isfinite(self.alpha):
-            raise ValueError(f"alpha must be finite; got {self.alpha}.")
-        for name in ("n_tokens", "n_heads"):
-            if getattr(self, name) is not None:
-                check_scalar(getattr(self, name), name, Integral, min_val=1)
-        check_scalar(self.max_iter, "max_iter", Integral, min_val=1)
-        check_scalar(self.tol, "tol", Real, min_val=0.0)
-
     def _check_new(self, X: Any) -> Sequences:
         return check_sequences(
             X, estimator=self, n_tokens=self.n_tokens, token_dim=self.token_dim_, reset=False
         )
 
-    def _design(self, sequences: Sequences, rescale: bool) -> Design:
+    def _design(
+        self, sequences: Sequences, backend: Backend, *, rescale: bool = True, verbose: bool = False
+    ) -> Design:
         return Design(
             sequences,
-            backend_for(self.device, sequences.device),
+            backend,
             output=self.output,
             causal=self.causal,
             state=self.state,
             rescale=rescale,
-            verbose=bool(self.verbose) and rescale,
+            verbose=verbose,
         )
 
     def _drop_unweighted(
@@ -421,7 +639,8 @@ n_samples arrays of shape (n_tokens_i, d)
         return sequences, targets, row_weights[row_weights > 0]
 
     def _predict_rows(self, sequences: Sequences) -> np.ndarray:
-        design = self._design(sequences, rescale=False)
+        backend = backend_for(self.device, sequences.device, fall_back=True)
+        design = self._design(sequences, backend, rescale=False)
         rows: Array = design.matvec(design.backend.asarray(self.coef_))
         predictions: np.ndarray = design.backend.to_numpy(rows)
         predictions += self.intercept_
@@ -431,6 +650,11 @@ n_samples arrays of shape (n_tokens_i, d)
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         return tags
+
+
+def _most_heads(size: ProblemSize) -> int:
+    """With that many heads every function of the model class can be written."""
+    return min(size.n_outputs * size.token_dim, size.token_dim**2)
 
 
 def _scaled_alpha(alpha: float, exponent: int) -> float:

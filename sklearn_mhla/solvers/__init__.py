@@ -1,4 +1,4 @@
-"""Registry of the convex solvers and the automatic choice among them."""
+"""Registry of the convex solvers, the automatic choice among them, and the baseline."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solutio
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._few_heads import few_heads_memory, fit_few_heads
 from sklearn_mhla.solvers._primal import PrimalSolver
+from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit_sgd
 
 SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSolver, DualSolver)}
 
@@ -13,10 +14,14 @@ __all__ = [
     "SOLVERS",
     "LeastSquaresProblem",
     "ProblemSize",
+    "SGDOptions",
+    "SGDSolution",
     "Solution",
     "Solver",
     "choose_solver",
+    "continue_sgd",
     "fit_few_heads",
+    "fit_sgd",
 ]
 
 
