@@ -82,6 +82,15 @@ def test_singular_matrices_give_the_solution_of_minimum_norm(backend, alpha, sca
         assert factor.rank == rank
 
 
+def test_alpha_below_the_rounding_level_still_counts(backend):
+    """A penalty too small for Cholesky (1.4e-14 here) against an eigenvalue as small."""
+    matrix = np.diag([1.0, 4e-14, 0.0])
+    factor = factorize(builder(matrix, backend), 1e-14, 3, 0.0, backend)
+    assert isinstance(factor, RangeFactor)
+    computed = solve(factor, np.array([[1.0], [1e-14], [0.0]]), backend)
+    assert reference.relative_error(computed, [[1.0], [0.2], [0.0]]) < 1e-12
+
+
 def test_components_outside_the_range_are_ignored_without_alpha(backend):
     matrix, basis = with_spectrum(np.array([1.0, 2.0]), 5)
     inner = np.array([[1.0], [4.0]])

@@ -390,7 +390,7 @@ def test_refinement_restores_what_squaring_the_condition_lost(monkeypatch, metho
     assert rough.n_iter_ == 0
     assert refined.n_iter_ >= 1
     assert error(rough) > 1e-6
-    assert error(refined) < 1e-3 * error(rough)
+    assert error(refined) < 1e-8  # one step alone leaves the primal at 7e-8
 
 
 @pytest.mark.parametrize("method", METHODS)
