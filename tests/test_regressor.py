@@ -75,6 +75,10 @@ def r_squared(targets, predictions, weights):
         ({"alpha": np.ones(2)}, TypeError, r"alpha must be an instance of float"),
         ({"n_tokens": 0}, ValueError, r"n_tokens == 0, must be >= 1"),
         ({"n_tokens": 5.0}, TypeError, r"n_tokens must be an instance of int, not float"),
+        ({"fit_intercept": "no"}, ValueError, r"fit_intercept must be True or False; got 'no'"),
+        ({"causal": None}, ValueError, r"causal must be True or False; got None"),
+        ({"verbose": -1}, ValueError, r"verbose == -1, must be >= 0"),
+        ({"verbose": "loud"}, TypeError, r"verbose must be an instance of int, not str"),
         ({"device": "tpu"}, ValueError, r"device must be None, 'cpu', 'cuda'.*got 'tpu'"),
         ({"device": 0}, ValueError, r"device must be None.*got 0"),
     ],
@@ -438,6 +442,17 @@ def test_tensor_in_tensor_out(dtype):
     assert torch.is_tensor(MHLARegressor().fit(wide, y).predict(X))
     assert torch.is_tensor(model.predict(list(X)))
     assert isinstance(model.score(X, torch.tensor(y)), float)
+
+
+def test_list_of_tensors_in_list_of_tensors_out():
+    sequences = [torch.tensor(s) for s in make_ragged([2, 4, 3] * 8, 3)]
+    y = [sequence.sum(1) for sequence in sequences]
+    model = MHLARegressor(output="sequence", alpha=0.1).fit(sequences, y)
+    predictions = model.predict(sequences)
+    assert all(torch.is_tensor(part) for part in predictions)
+    arrays = [sequence.numpy() for sequence in sequences]
+    for part, expected in zip(predictions, model.predict(arrays), strict=True):
+        np.testing.assert_array_equal(part.numpy(), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int16", "float64"])

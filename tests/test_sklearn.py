@@ -31,7 +31,7 @@ from sklearn.utils import estimator_html_repr, get_tags
 from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 from sklearn.utils.fixes import parse_version
 
-from sklearn_mhla import MHLARegressor
+from sklearn_mhla import MHLARegressor, _regressor
 
 COLUMNS = [f"token{t}_{axis}" for t in range(5) for axis in "xyz"]
 FORMS = {
@@ -487,12 +487,7 @@ def test_text_representation_shows_what_was_changed():
     parse_version(sklearn.__version__) < parse_version("1.8"),
     reason="older versions of scikit-learn show no parameter descriptions",
 )
-def test_html_describes_every_parameter(monkeypatch):
-    # scikit-learn shows a parameter's description where the class names a documentation page.
-    monkeypatch.setattr(MHLARegressor, "_doc_link_module", "sklearn_mhla")
-    monkeypatch.setattr(
-        MHLARegressor, "_doc_link_template", "https://docs.invalid/{estimator_name}.html"
-    )
+def test_html_describes_every_parameter():
     page = estimator_html_repr(MHLARegressor(alpha=0.5))
     described = re.findall(r"param-doc-description\"[^>]*>\s*(\w+): (.*?)</span>", page, re.DOTALL)
     assert {name for name, _ in described} == set(MHLARegressor().get_params())
@@ -504,13 +499,25 @@ def test_html_describes_every_parameter(monkeypatch):
         assert len(description) > 20
 
 
-def test_html_of_a_fitted_model():
+def test_html_of_a_fitted_model_computes_no_heads(monkeypatch):
     X, y = dataset()
     model = MHLARegressor(alpha=0.5).fit(X, y)
+
+    def refuse(*args):
+        raise AssertionError("a display must not start a large decomposition")
+
+    monkeypatch.setattr(_regressor, "svd_heads", refuse)
     page = estimator_html_repr(make_pipeline(FunctionTransformer(), model))
     assert "MHLARegressor" in page
     if parse_version(sklearn.__version__) >= parse_version("1.9"):
-        for name in ("coef_", "intercept_", "rank_", "value_", "key_query_"):
-            assert f">{name}<" in page or f"{name}:" in page
-    # Also of one whose heads do not exist.
+        for name in ("coef_", "intercept_", "rank_", "token_dim_"):
+            assert re.search(rf">\s*{name}\s*<", page), name
+
+
+def test_html_shows_heads_once_they_exist():
+    X, y = dataset()
+    model = MHLARegressor(alpha=0.5).fit(X, y)
+    assert model.n_heads_ >= 1
+    assert {"value_", "key_query_", "n_heads_"} <= set(dir(model))
+    assert "MHLARegressor" in estimator_html_repr(model)
     assert "MHLARegressor" in estimator_html_repr(MHLARegressor().fit(0 * X, y))

@@ -295,6 +295,14 @@ def test_weights_in_every_form(convert, data):
     assert_same(MHLARegressor().fit(X, y, convert(weights)).predict(X), expected)
 
 
+def test_ragged_targets_in_an_object_array():
+    sequences = make_ragged([1, 3, 2, 5] * 8, TOKEN_DIM)
+    y = [predict_heads(*make_heads(1, 1, TOKEN_DIM), [s], output="sequence") for s in sequences]
+    model = MHLARegressor(output="sequence").fit(sequences, object_array(y))
+    for predicted, expected in zip(model.predict(sequences), y, strict=True):
+        np.testing.assert_allclose(predicted, expected, rtol=1e-9, atol=1e-9)
+
+
 # What is refused -----------------------------------------------------------------------------
 
 
@@ -317,6 +325,11 @@ def fitting(X, y=None, sample_weight=None, **params):
 
 def sample():
     return make_sequences(0, 12, N_TOKENS, TOKEN_DIM)
+
+
+def all_of(*parts):
+    """A pattern that finds every part, in any order."""
+    return "(?s)" + "".join(f"(?=.*{part})" for part in parts)
 
 
 def poked(array, at, value):
@@ -418,6 +431,15 @@ def test_sizes_within_the_range_are_accepted(scale, data):
     np.testing.assert_allclose(model.predict(X_new * scale), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("form", ["array", "flat", "list"])
+def test_tiny_tokens_can_be_predicted_but_not_fitted(form, data):
+    X, y, X_new, _ = data
+    model = MHLARegressor(n_tokens=N_TOKENS).fit(FORMS[form](X), y)
+    np.testing.assert_allclose(model.predict(FORMS[form](X_new * 1e-120)), 0.0, atol=1e-300)
+    with pytest.raises(ValueError, match="underflow"):
+        model.fit(FORMS[form](X * 1e-120), y)
+
+
 @pytest.mark.parametrize(("token_scale", "target_scale"), [(1e-100, 1e10), (1e-60, 1e200)])
 def test_coefficients_that_overflow_are_refused(token_scale, target_scale, data):
     # y / X^3 is what the coefficients measure; infinite ones would predict NaN.
@@ -479,13 +501,16 @@ def test_bad_members_of_a_list_are_named(at):
         members[at] = member
         return members
 
-    with pytest.raises(ValueError, match=rf"empty sequence: element {at} has 0 tokens"):
+    with pytest.raises(ValueError, match=rf"empty sequence: element {at} has"):
         fitting(with_member(np.empty((0, TOKEN_DIM))))
     with pytest.raises(ValueError, match=rf"element {max(at, 1)} has width"):
         fitting(with_member(np.ones((4, TOKEN_DIM + 1))))
     with pytest.raises(ValueError, match=rf"X\[{at}\].*numbers"):
         fitting(with_member(np.array([["a", "b"]])))
-    with pytest.raises(ValueError, match=rf"sequence {at}, token 0, feature 1"):
+    with pytest.raises(ValueError, match=rf"X\[{at}\].*(date|numbers)"):
+        fitting(with_member(np.array([["2024-02-29", "2024-03-01"]], dtype="M8[D]")))
+    missing = rf"(sequence {at}, |X\[{at}\].*)token 0, feature 1"
+    with pytest.raises(ValueError, match=missing):
         fitting(with_member(np.array([[1.0, None]], dtype=object)))
 
 
@@ -511,7 +536,7 @@ def test_ragged_nested_list_is_named():
 
 @pytest.mark.usefixtures("no_work")
 def test_width_zero_tokens_are_refused():
-    with pytest.raises(ValueError, match="width"):
+    with pytest.raises(ValueError, match=r"element 0 has (shape \(3, 0\)|width 0)"):
         fitting([np.ones((3, 0))] * 4)
 
 
@@ -559,25 +584,41 @@ TEXT_COLUMNS = {
 @pytest.mark.parametrize("kind", TEXT_COLUMNS)
 def test_text_column_is_named(kind):
     X = TEXT_COLUMNS[kind](["1.5"] * 7 + ["north"] + ["2"] * 4)
-    with pytest.raises(ValueError, match=r"X.*column 'c'.*row 7.*north"):
+    with pytest.raises(ValueError, match=all_of("X ", "column 'c'", "row 7", "north")):
         fitting(X, n_tokens=N_TOKENS)
 
 
+DATES = np.array(["2024-02-29"] * 12, dtype="M8[us]")
+
+
 @pytest.mark.usefixtures("no_work")
-def test_date_column_is_named():
-    X = frame(sample()).assign(c=pd.Timestamp("2024-02-29"))
+@pytest.mark.parametrize(
+    "X",
+    [frame(sample()).assign(c=DATES), polars_frame(sample()).with_columns(c=pl.Series(DATES))],
+    ids=["pandas", "polars"],
+)
+def test_date_column_is_named(X):
+    # A date is no number: nanoseconds since 1970 would be a silent surprise.
     with pytest.raises(ValueError, match=r"X.*column 'c'"):
         fitting(X, n_tokens=N_TOKENS)
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize("dtype", [str, object])
-def test_text_in_arrays_is_located(dtype):
-    X = poked(sample().astype(dtype), (5, 2, 1), "north")
-    with pytest.raises(ValueError, match=r"X.*column 5.*row 5.*north"):
+def test_text_in_arrays_is_located():
+    X = poked(sample().astype(object), (5, 2, 1), "north")
+    with pytest.raises(ValueError, match=all_of("X ", "column 5", "row 5", "north")):
         fitting(flat(X), n_tokens=N_TOKENS)
-    with pytest.raises(ValueError, match=r"X.*sequence 5, token 2, feature 1.*north"):
+    with pytest.raises(ValueError, match=all_of("X ", "sequence 5, token 2, feature 1", "north")):
         fitting(X)
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("convert", [lambda X: X, flat])
+@pytest.mark.parametrize("value", ["north", "1.5"])
+def test_arrays_of_text_are_refused(convert, value):
+    # Numbers written as text too: NumPy would not compute with them either.
+    with pytest.raises(ValueError, match=r"(?i)(X .*(numbers|text)|strings.*numeric)"):
+        fitting(convert(np.full((12, N_TOKENS, TOKEN_DIM), value)), n_tokens=N_TOKENS)
 
 
 @pytest.mark.usefixtures("no_work")
@@ -634,7 +675,7 @@ def test_case_I06_data_frames():
     with pytest.raises(ValueError, match="row 3, column 'second'"):
         MHLARegressor().fit(missing, y)
     text = integers.assign(second=["1", "2", "3", "four", "5", "6"])
-    with pytest.raises(ValueError, match="column 'second', row 3: 'four'"):
+    with pytest.raises(ValueError, match=all_of("column 'second'", "row 3", "'four'")):
         MHLARegressor().fit(text, y)
     huge = integers.astype(float)
     huge.loc[4, "first"] = 1e110
@@ -644,6 +685,13 @@ def test_case_I06_data_frames():
     for wrong in (missing, text, huge):
         with pytest.raises(ValueError, match="X"):
             model.predict(wrong)
+
+
+@pytest.mark.usefixtures("no_work")
+def test_column_names_of_mixed_types_are_refused():
+    X = frame(sample()).rename(columns={"c": 3})
+    with pytest.raises(TypeError, match="Feature names are only supported if all input features"):
+        fitting(X, n_tokens=N_TOKENS)
 
 
 # Targets and weights
@@ -663,6 +711,7 @@ def test_case_I06_data_frames():
         (poked(np.ones(12), 3, np.inf), "Input y contains infinity"),
         (pd.Series(np.ones(12)).astype("Float64").where(np.arange(12) != 3), "y contains NaN"),
         (np.ones(12) * 1j, "y cannot be read as numbers: Complex data"),
+        (DATES, r"\by (holds|cannot)"),
         (["high"] * 12, r"\by cannot be read as numbers"),
         (["yearly"] * 12, r"\by cannot be read as numbers"),
         ([[1.0]] * 11 + [[1.0, 2.0]], r"\by cannot be read as numbers"),
@@ -675,7 +724,7 @@ def test_bad_targets_are_refused(y, message):
 
 @pytest.mark.usefixtures("no_work")
 def test_sparse_targets_are_refused():
-    with pytest.raises(TypeError, match="Sparse data was passed for y"):
+    with pytest.raises((TypeError, ValueError), match="Sparse data was passed for y"):
         fitting(sample(), y=scipy.sparse.csr_array(np.ones((12, 1))))
 
 
@@ -721,7 +770,7 @@ SEQUENCE_Y = np.arange(48.0).reshape(12, 4)
         ([*SEQUENCE_Y[:5], np.full(4, np.nan), *SEQUENCE_Y[6:]], r"y\[5\] contains NaN"),
         ([*SEQUENCE_Y[:5], ["a"] * 4, *SEQUENCE_Y[6:]], r"y\[5\] cannot be read as numbers"),
         ([part[:, None, None] for part in SEQUENCE_Y], r"Every element of y must be"),
-        ([part[:, None][:, :0] for part in SEQUENCE_Y], r"y.*(no outputs|at least one)"),
+        ([part[:, None][:, :0] for part in SEQUENCE_Y], r"y.*(no outputs|at least (one|1))"),
     ],
 )
 def test_bad_sequence_targets_are_refused(y, message):
@@ -757,6 +806,9 @@ FAILING_FITS = {
     ),
     "weights": lambda model: model.fit(_later_width(), np.ones(5), -np.ones(5)),
     "columns": lambda model: model.fit(np.ones((5, 9)), np.ones(5)),
+    "mixed names": lambda model: model.fit(
+        pd.DataFrame(np.ones((5, 8)), columns=[*"ABCDEFG", 8]), np.ones(5)
+    ),
 }
 
 
@@ -766,9 +818,11 @@ def test_failed_second_fit_leaves_the_model_usable(failure, form, data):
     X, y, X_new, expected = data
     model = MHLARegressor(n_tokens=N_TOKENS).fit(FORMS[form](X), y)
     n_features, heads = model.n_features_in_, model.value_
-    with pytest.raises(ValueError):  # noqa: PT011 - which one is tested above
+    with pytest.raises((TypeError, ValueError)):
         FAILING_FITS[failure](model)
     assert model.n_features_in_ == n_features
     assert hasattr(model, "feature_names_in_") == (form == "pandas")
     assert_same(model.predict(FORMS[form](X_new)), expected)
+    if form != "pandas":
+        assert_same(model.predict(flat(X_new)), expected)
     np.testing.assert_array_equal(model.value_, heads)
