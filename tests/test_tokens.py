@@ -14,7 +14,7 @@ import scipy.sparse
 import torch
 from reference import make_heads, make_ragged, make_sequences, predict_heads
 
-from sklearn_mhla import MHLARegressor, _regressor
+from sklearn_mhla import MHLARegressor, _regressor, _tokens
 
 N_TOKENS, TOKEN_DIM = 4, 2
 COLUMNS = ["a", "b", "c", "d", "e", "f", "g", "h"]
@@ -786,6 +786,42 @@ def test_sequence_targets_must_follow_ragged_lengths():
         fitting(sequences, y=np.ones((4, 4)), output="sequence")
     with pytest.raises(ValueError, match=r"sequence 2 has 2 tokens, y\[2\] has 4 rows"):
         fitting(sequences, y=list(np.ones((4, 4))), output="sequence")
+
+
+# Tensors that stay on an accelerator have checks of their own; they run on any tensor.
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "int8", "uint8", "bool"])
+@pytest.mark.parametrize("form", ["array", "flat"])
+def test_accelerator_tensors_are_understood_as_arrays_are(form, dtype):
+    tokens = torch.tensor(sample() * 40).abs().to(getattr(torch, dtype))
+    if dtype == "int8":
+        tokens[3, 1, 0] = -128  # has no absolute value in int8
+    given = tokens.reshape(12, -1) if form == "flat" else tokens
+    found = _tokens._check_tensor(given, N_TOKENS, "cuda:0")
+    expected = _tokens.check_sequences(given, n_tokens=N_TOKENS)
+    assert (found.token_dim, found.largest) == (expected.token_dim, expected.largest)
+    assert (found.layout, found.device) == (expected.layout, "cuda:0")
+    np.testing.assert_array_equal(found.lengths, expected.lengths)
+    assert torch.equal(found.data, tokens)
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (torch.ones(3), "2-D or 3-D"),
+        (torch.ones(2, 2, 2, 2), "2-D or 3-D"),
+        (torch.ones(12, 9), "9 columns, which n_tokens=4 does not divide"),
+        (torch.ones(12, 0, 2), "empty"),
+        (torch.ones(0, 8), "empty"),
+        (torch.full((12, 8), torch.nan), "X contains NaN"),
+        (torch.full((12, 4, 2), -torch.inf), "X contains .*infinity"),
+        (torch.ones(12, 4, 2) * 1j, "Complex data not supported"),
+    ],
+)
+def test_bad_accelerator_tensors_are_refused(X, message):
+    with pytest.raises(ValueError, match=message):
+        _tokens._check_tensor(X, N_TOKENS, "cuda:0")
 
 
 # A failed fit leaves a fitted model as it was
