@@ -144,6 +144,9 @@ class NumpyBackend:
         return 1.0 / reciprocal if reciprocal > 0.0 else float("inf")
 
     def range_factor(self, matrix: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
+        # LAPACK takes the first pivot whatever its size.
+        if not matrix.diagonal().max() > floor:
+            return np.empty((len(matrix), 0)), np.empty((0, 0))
         # Pivoted Cholesky stops at the rank: n r^2 operations, where an eigendecomposition
         # takes about 9 n^3 whatever the rank. QR then makes its columns orthonormal.
         factor, pivots, rank, _ = lapack.dpstrf(matrix.T, tol=floor, lower=0, overwrite_a=1)

@@ -15,7 +15,15 @@ from sklearn_mhla._backend import Array, as_input_kind, backend_for
 from sklearn_mhla._design import Design
 from sklearn_mhla._features import n_cubic_features
 from sklearn_mhla._heads import Heads, svd_heads
-from sklearn_mhla._tokens import Sequences, check_sample_weights, check_sequences, check_targets
+from sklearn_mhla._tokens import (
+    Sequences,
+    check_sample_weights,
+    check_sequences,
+    check_targets,
+    compare_features,
+    describe_columns,
+    store_columns,
+)
 from sklearn_mhla.solvers import SOLVERS, LeastSquaresProblem, ProblemSize, choose_solver
 
 _CHOICES = {
@@ -127,6 +135,10 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     1.0
     """
 
+    # scikit-learn shows parameter descriptions only where it can link to documentation.
+    _doc_link_module = "sklearn_mhla"
+    _doc_link_template = "https://arxiv.org/abs/2410.10101"
+
     def __init__(
         self,
         *,
@@ -179,7 +191,8 @@ n_samples arrays of shape (n_tokens_i, d)
             If the method cannot fit into memory; says what to use instead.
         """
         self._check_params()
-        sequences = check_sequences(X, estimator=self, n_tokens=self.n_tokens)
+        sequences = check_sequences(X, n_tokens=self.n_tokens)
+        columns = describe_columns(X, sequences)
         targets, target_ndim = check_targets(y, sequences, self.output, type(self).__name__)
         weights = check_sample_weights(sample_weight, len(sequences))
         backend = backend_for(self.device, sequences.device)
@@ -196,18 +209,29 @@ n_samples arrays of shape (n_tokens_i, d)
         if weights is not None:
             sequences, targets, weights = self._drop_unweighted(sequences, targets, weights)
         design = self._design(sequences, rescale=True)
+        # Targets are brought into [0.5, 1) as tokens are, by a power of two.
+        target_exponent = math.frexp(np.abs(targets).max())[1]
         problem = LeastSquaresProblem(
             design,
-            design.backend.asarray(targets),
+            design.backend.asarray(np.ldexp(targets, -target_exponent)),
             None if weights is None else design.backend.asarray(weights),
             self.fit_intercept,
         )
         # Tokens were divided by 2 ** e: features by 2 ** 3e, so alpha goes down by 2 ** 6e.
         solution = solver(problem).solve(_scaled_alpha(self.alpha, design.exponent))
 
-        scale = math.ldexp(1.0, -3 * design.exponent)
-        self.coef_ = design.backend.to_numpy(solution.coef) * scale
-        self.intercept_ = np.array(design.backend.to_numpy(solution.intercept))
+        coef = design.backend.to_numpy(solution.coef)
+        with np.errstate(over="ignore"):
+            coef = np.ldexp(coef, target_exponent - 3 * design.exponent)
+        if not np.isfinite(coef).all():
+            raise ValueError(
+                "The coefficients, of the size of y divided by the cube of X, overflow float64. "
+                "Rescale X or y."
+            )
+        store_columns(self, columns)
+        self.coef_ = coef
+        intercept = design.backend.to_numpy(solution.intercept)
+        self.intercept_ = np.ldexp(intercept, target_exponent)
         self.method_ = solver.name
         self.n_iter_ = solution.n_iter
         self.rank_ = solution.rank
@@ -238,7 +262,8 @@ n_samples arrays of shape (n_tokens_i, d)
             rows = rows[:, 0]
         if self.output == "sequence":
             if sequences.layout == "list":
-                return np.split(rows, np.cumsum(sequences.lengths)[:-1])
+                parts = np.split(rows, np.cumsum(sequences.lengths)[:-1])
+                return [as_input_kind(part, sequences.device) for part in parts]
             rows = rows.reshape(len(sequences), -1, *rows.shape[1:])
         return as_input_kind(rows, sequences.device)
 
@@ -304,16 +329,19 @@ n_samples arrays of shape (n_tokens_i, d)
                     f"{name} must be one of {', '.join(map(repr, choices))}; got "
                     f"{getattr(self, name)!r}."
                 )
+        for name in ("fit_intercept", "causal"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise ValueError(f"{name} must be True or False; got {getattr(self, name)!r}.")
         check_scalar(self.alpha, "alpha", Real, min_val=0.0)
         if not math.isfinite(self.alpha):
             raise ValueError(f"alpha must be finite; got {self.alpha}.")
+        check_scalar(self.verbose, "verbose", Integral, min_val=0)
         if self.n_tokens is not None:
             check_scalar(self.n_tokens, "n_tokens", Integral, min_val=1)
 
     def _check_new(self, X: Any) -> Sequences:
-        return check_sequences(
-            X, estimator=self, n_tokens=self.n_tokens, token_dim=self.token_dim_, reset=False
-        )
+        compare_features(self, X)
+        return check_sequences(X, n_tokens=self.n_tokens, token_dim=self.token_dim_)
 
     def _design(self, sequences: Sequences, rescale: bool) -> Design:
         return Design(
@@ -344,6 +372,16 @@ n_samples arrays of shape (n_tokens_i, d)
         predictions: np.ndarray = design.backend.to_numpy(rows)
         predictions += self.intercept_
         return predictions
+
+    def __dir__(self) -> list[str]:
+        """Names of attributes; the heads are listed once computed.
+
+        Displays of estimators evaluate every listed attribute.
+        """
+        computed = vars(self).get("_heads") is not None
+        hidden = () if computed else ("value_", "key_query_", "n_heads_")
+        names = (name for name in object.__dir__(self) if name not in hidden)
+        return [name for name in names if hasattr(self, name)]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -48,4 +48,5 @@ class PrimalSolver(Solver):
         # Targets are centred already: Phi^T W y_c = Phi_c^T W y_c.
         coef = factor.solve(moments.cross.mT).mT
         coef, intercept, n_iter = refine(problem, coef, mean, factor.condition, correct)
-        return Solution(coef, intercept, factor.rank, factor.condition, n_iter)
+        rank = min(factor.rank, problem.largest_rank)
+        return Solution(coef, intercept, rank, factor.condition, n_iter)
