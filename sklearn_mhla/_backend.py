@@ -72,8 +72,9 @@ class Backend(Protocol):
         """Estimate of ``||A^-1||_1`` for the matrix that :meth:`cholesky` factored."""
 
     def range_factor(self, matrix: Array, floor: float) -> tuple[Array, Array]:
-        """``Q`` (n, r) and lower triangular ``C`` (r, r) with ``A = Q C C^T Q^T`` up to ``floor``.
+        """``Q`` (n, r) and lower triangular ``C`` (r, r) with ``A = Q C C^T Q^T``.
 
+        Entries of ``A`` are known up to ``floor``; what is left of them then is not factored.
         ``A`` is positive semidefinite, C-contiguous, its lower triangle read; may overwrite it.
         """
 
@@ -236,7 +237,8 @@ class TorchBackend:
     def range_factor(self, matrix: Array, floor: float) -> tuple[Array, Array]:
         # torch has no pivoted Cholesky; eigenvectors are an orthonormal basis already.
         eigenvalues, eigenvectors = self.torch.linalg.eigh(matrix)
-        rank = int((eigenvalues > floor).sum())
+        # Errors of size floor in all entries move eigenvalues by about sqrt(n) floor.
+        rank = int((eigenvalues > floor * matrix.shape[0] ** 0.5).sum())
         kept = slice(matrix.shape[0] - rank, matrix.shape[0])
         return eigenvectors[:, kept], eigenvalues[kept].sqrt().diag()
 
