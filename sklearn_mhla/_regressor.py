@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,22 @@ from sklearn_mhla._features import n_cubic_features
 from sklearn_mhla._heads import Heads, svd_heads
 from sklearn_mhla._minimal_heads import minimal_heads
 from sklearn_mhla._parameters import check_parameters, sgd_options
-from sklearn_mhla._tokens import Sequences, check_sample_weights, check_sequences, check_targets
+from sklearn_mhla._tokens import (
+    Rows,
+    Sequences,
+    check_sample_weights,
+    check_sequences,
+    check_targets,
+    compare_features,
+    describe_columns,
+    rows_of_positive_weight,
+    store_columns,
+)
 from sklearn_mhla.solvers import (
     LeastSquaresProblem,
     ProblemSize,
     SGDSolution,
+    Units,
     choose_solver,
     continue_sgd,
     fit_few_heads,
@@ -207,6 +217,11 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     _heads: Heads | None
     _optimizer: dict[str, Any] | None
     _target_ndim: int
+    _rows_are_flat: bool
+
+    # scikit-learn shows parameter descriptions only where it can link to documentation.
+    _doc_link_module = "sklearn_mhla"
+    _doc_link_template = "https://arxiv.org/abs/2410.10101"
 
     def __init__(
         self,
@@ -284,11 +299,12 @@ n_samples arrays of shape (n_tokens_i, d)
             If ``solver="sgd"`` and torch is not installed.
         """
         check_parameters(self)
-        data = self._validated(X, y, sample_weight)
+        rows, attributes = self._validated(X, y, sample_weight)
         if self.solver == "sgd":
-            self._fit_sgd(*data)
+            self._fit_sgd(rows)
         else:
-            self._fit_convex(*data)
+            self._fit_convex(rows)
+        store_columns(self, attributes)
         return self
 
     @available_if(_streams)  # type: ignore[untyped-decorator]
@@ -321,8 +337,10 @@ n_samples arrays of shape (n_tokens_i, d)
             If the loss is not finite.
         """
         check_parameters(self)
-        data = self._validated(X, y, sample_weight, reset=not hasattr(self, "coef_"))
-        self._fit_sgd(*data, partial=True)
+        refit = not hasattr(self, "coef_")
+        rows, attributes = self._validated(X, y, sample_weight, refit=refit)
+        self._fit_sgd(rows, partial=True)
+        store_columns(self, attributes)
         return self
 
     def predict(self, X: Any) -> Any:
@@ -336,7 +354,7 @@ n_samples arrays of shape (n_tokens_i, d)
 
         Returns
         -------
-        ndarray, or torch.Tensor if X is one, or list of ndarray
+        ndarray, or torch.Tensor if X holds tensors, or list of these
             Predictions in float64, shaped like the ``y`` of `fit`. A list for
             ``output="sequence"`` if ``X`` is a list.
         """
@@ -347,7 +365,8 @@ n_samples arrays of shape (n_tokens_i, d)
             rows = rows[:, 0]
         if self.output == "sequence":
             if sequences.layout == "list":
-                return np.split(rows, np.cumsum(sequences.lengths)[:-1])
+                parts = np.split(rows, np.cumsum(sequences.lengths)[:-1])
+                return [as_input_kind(part, sequences.device) for part in parts]
             rows = rows.reshape(len(sequences), -1, *rows.shape[1:])
         return as_input_kind(rows, sequences.device)
 
@@ -434,62 +453,55 @@ n_samples arrays of shape (n_tokens_i, d)
             causal=module.causal,
             state=module.state,
         )
-        model._store_heads(heads, intercept, exponent=0)
+        model._store_heads(heads, intercept, Units(0, 0))
         model.method_ = "torch"
         model.n_iter_ = 0
         model.token_dim_ = model.n_features_in_ = heads.value.shape[2]
         model._target_ndim = 0 if module.squeeze else 1
+        model._rows_are_flat = False
         return model
 
     def _validated(
-        self, X: Any, y: Any, sample_weight: Any, reset: bool = True
-    ) -> tuple[Sequences, np.ndarray, np.ndarray | None]:
-        """Sequences, targets and weights of the rows that count."""
-        known_dim = None if reset else self.token_dim_
+        self, X: Any, y: Any, sample_weight: Any, refit: bool = True
+    ) -> tuple[Rows, dict[str, Any]]:
+        """Rows that count, and the attributes to store once they have been fitted."""
+        if not refit:
+            compare_features(self, X)
         sequences = check_sequences(
-            X, estimator=self, n_tokens=self.n_tokens, token_dim=known_dim, reset=reset
+            X, n_tokens=self.n_tokens, token_dim=None if refit else self.token_dim_
         )
         targets, target_ndim = check_targets(y, sequences, self.output, type(self).__name__)
         weights = check_sample_weights(sample_weight, len(sequences))
-        if not reset and (targets.shape[1], target_ndim) != (len(self.coef_), self._target_ndim):
+        if not refit and (targets.shape[1], target_ndim) != (len(self.coef_), self._target_ndim):
             raise ValueError(
                 f"y has {targets.shape[1]} output(s) (a target of {target_ndim} dimension(s)), but "
                 f"this model was fitted on {len(self.coef_)} ({self._target_ndim} dimension(s))."
             )
-        if weights is not None:
-            sequences, targets, weights = self._drop_unweighted(sequences, targets, weights)
-        self.token_dim_ = sequences.token_dim
-        self._target_ndim = target_ndim
-        return sequences, targets, weights
+        attributes = describe_columns(X, sequences) if refit else {}
+        attributes.update(token_dim_=sequences.token_dim, _target_ndim=target_ndim)
+        return rows_of_positive_weight(sequences, targets, weights, self.output), attributes
 
     def _problem(
-        self,
-        backend: Backend,
-        sequences: Sequences,
-        targets: np.ndarray,
-        weights: np.ndarray | None,
-        verbose: bool,
-    ) -> tuple[LeastSquaresProblem, float]:
-        """The problem in rescaled tokens, and ``alpha`` for it."""
-        design = self._design(sequences, backend, verbose=verbose)
+        self, backend: Backend, rows: Rows, verbose: bool = False
+    ) -> tuple[LeastSquaresProblem, Units]:
+        """The problem in rescaled tokens and targets, and the units it is in."""
+        design = self._design(rows.sequences, backend, verbose=verbose)
+        units = Units(design.exponent, math.frexp(np.abs(rows.targets).max())[1])
         problem = LeastSquaresProblem(
             design,
-            backend.asarray(targets),
-            None if weights is None else backend.asarray(weights),
+            backend.asarray(np.ldexp(rows.targets, -units.targets)),
+            None if rows.weights is None else backend.asarray(rows.weights),
             self.fit_intercept,
         )
-        # Tokens were divided by 2 ** e: features by 2 ** 3e, so alpha goes down by 2 ** 6e.
-        return problem, _scaled_alpha(self.alpha, design.exponent)
+        return problem, units
 
-    def _fit_convex(
-        self, sequences: Sequences, targets: np.ndarray, weights: np.ndarray | None
-    ) -> None:
-        backend = backend_for(self.device, sequences.device)
+    def _fit_convex(self, rows: Rows) -> None:
+        backend = backend_for(self.device, rows.sequences.device)
         size = ProblemSize(
-            n_rows=len(targets),
-            n_features=n_cubic_features(sequences.token_dim),
-            n_outputs=targets.shape[1],
-            token_dim=sequences.token_dim,
+            n_rows=len(rows.targets),
+            n_features=n_cubic_features(rows.sequences.token_dim),
+            n_outputs=rows.targets.shape[1],
+            token_dim=rows.sequences.token_dim,
         )
         restricted = self.n_heads is not None and self.n_heads < _most_heads(size)
         solver, reason = choose_solver(
@@ -497,89 +509,81 @@ n_samples arrays of shape (n_tokens_i, d)
         )
         if self.verbose:
             print(f"[{type(self).__name__}] method={solver.name!r}: {reason}")
-        problem, alpha = self._problem(backend, sequences, targets, weights, bool(self.verbose))
+        problem, units = self._problem(backend, rows, bool(self.verbose))
+        if restricted:
+            self._fit_few_heads(problem, units, solver.name)
+        else:
+            solution = solver(problem).solve(units.alpha(self.alpha))
+            self.coef_ = units.coef(backend.to_numpy(solution.coef))
+            self.intercept_ = units.intercept(backend.to_numpy(solution.intercept))
+            self.n_iter_ = solution.n_iter
+            self.rank_ = solution.rank
+            self._heads = None
         self._optimizer = None
         self.method_ = solver.name
-        if restricted:
-            self._fit_few_heads(problem, solver.name, alpha)
-            return
-        solution = solver(problem).solve(alpha)
-        to_numpy, exponent = problem.backend.to_numpy, problem.design.exponent
-        self.coef_ = to_numpy(solution.coef) * math.ldexp(1.0, -3 * exponent)
-        self.intercept_ = np.array(to_numpy(solution.intercept))
-        self.n_iter_ = solution.n_iter
-        self.rank_ = solution.rank
-        self._heads = None
 
-    def _fit_few_heads(self, problem: LeastSquaresProblem, method: str, alpha: float) -> None:
+    def _fit_few_heads(self, problem: LeastSquaresProblem, units: Units, method: str) -> None:
         solution = fit_few_heads(
             problem,
             int(self.n_heads or 0),
-            alpha,
+            units.alpha(self.alpha),
             method=method,
             max_iter=self.max_iter,
             tol=self.tol,
             random=check_random_state(self.random_state),
         )
-        self._store_heads(solution.heads, solution.intercept, problem.design.exponent)
+        self._store_heads(solution.heads, solution.intercept, units)
         self.n_iter_ = solution.n_iter
-        self.loss_ = solution.loss
+        self.loss_ = units.loss(solution.loss)
         self.gradient_norm_ = solution.gradient_norm
 
-    def _fit_sgd(
-        self,
-        sequences: Sequences,
-        targets: np.ndarray,
-        weights: np.ndarray | None,
-        partial: bool = False,
-    ) -> None:
+    def _fit_sgd(self, rows: Rows, partial: bool = False) -> None:
         optimizer = getattr(self, "_optimizer", None) if partial else None
         going_on = partial and hasattr(self, "coef_")
         with one_torch_thread():
-            backend = backend_for(self.device, sequences.device, torch_on_cpu=True)
-            problem, alpha = self._problem(backend, sequences, targets, weights, verbose=False)
+            backend = backend_for(self.device, rows.sequences.device, torch_on_cpu=True)
+            problem, units = self._problem(backend, rows)
             options = sgd_options(self, _most_heads(problem.size))
             start = None
             if going_on or (self.warm_start and hasattr(self, "coef_")):
-                start = self._model_so_far(problem, options.n_heads)
+                start = self._model_so_far(problem, units, options.n_heads)
+            alpha = units.alpha(self.alpha)
             if partial:
                 solution = continue_sgd(problem, alpha, options, optimizer, start)
             else:
                 solution = fit_sgd(problem, alpha, options, start)
-        self._store_sgd(solution, problem.design.exponent, going_on)
+        self._store_sgd(solution, units, going_on)
 
-    def _model_so_far(self, problem: LeastSquaresProblem, n_heads: int) -> tuple[Heads, np.ndarray]:
-        """Heads and intercept to go on from, in the tokens of the problem."""
-        value, key_query = self._computed_heads("value_")
+    def _model_so_far(
+        self, problem: LeastSquaresProblem, units: Units, n_heads: int
+    ) -> tuple[Heads, np.ndarray]:
+        """Heads and intercept to go on from, in the units of the problem."""
+        heads = self._computed_heads("value_")
         wanted = (n_heads, problem.size.n_outputs, problem.size.token_dim)
-        if value.shape != wanted:
+        if heads.value.shape != wanted:
             raise ValueError(
-                f"The model so far has value_ of shape {value.shape}, these data and parameters "
-                f"need {wanted} (heads, outputs, token width). Set n_heads={len(value)} to train "
-                "it further; fit with warm_start=False starts anew."
+                f"The model so far has value_ of shape {heads.value.shape}, these data and "
+                f"parameters need {wanted} (heads, outputs, token width). Set "
+                f"n_heads={len(heads.value)} to train it further; fit with warm_start=False starts "
+                "anew."
             )
-        exponent = problem.design.exponent
-        heads = Heads(value * math.ldexp(1.0, exponent), key_query * math.ldexp(1.0, 2 * exponent))
-        return heads, self.intercept_ if self.fit_intercept else 0.0 * self.intercept_
+        intercept = np.ldexp(self.intercept_, -units.targets)
+        return units.rescaled_heads(heads), intercept if self.fit_intercept else 0.0 * intercept
 
-    def _store_sgd(self, solution: SGDSolution, exponent: int, going_on: bool) -> None:
-        self._store_heads(solution.heads, solution.intercept, exponent)
+    def _store_sgd(self, solution: SGDSolution, units: Units, going_on: bool) -> None:
+        self._store_heads(solution.heads, solution.intercept, units)
         self._optimizer = solution.optimizer
         self.method_ = "sgd"
-        self.loss_ = solution.loss
+        self.loss_ = units.loss(solution.loss)
         before = getattr(self, "loss_curve_", []) if going_on else []
-        self.loss_curve_ = before + solution.loss_curve
-        self.validation_loss_curve_ = solution.validation_curve
+        self.loss_curve_ = before + [units.loss(loss) for loss in solution.loss_curve]
+        self.validation_loss_curve_ = [units.loss(loss) for loss in solution.validation_curve]
         self.n_iter_ = len(self.loss_curve_)
 
-    def _store_heads(self, heads: Heads, intercept: np.ndarray, exponent: int) -> None:
-        """Heads from rescaled tokens in the units of the user."""
-        self._heads = Heads(
-            heads.value * math.ldexp(1.0, -exponent),
-            heads.key_query * math.ldexp(1.0, -2 * exponent),
-        )
+    def _store_heads(self, heads: Heads, intercept: np.ndarray, units: Units) -> None:
+        self._heads = units.heads(heads)
         self.coef_ = self._heads.coefficients()
-        self.intercept_ = np.array(intercept)
+        self.intercept_ = units.intercept(np.asarray(intercept))
 
     @property
     def value_(self) -> np.ndarray:
@@ -609,9 +613,8 @@ n_samples arrays of shape (n_tokens_i, d)
         return self._heads
 
     def _check_new(self, X: Any) -> Sequences:
-        return check_sequences(
-            X, estimator=self, n_tokens=self.n_tokens, token_dim=self.token_dim_, reset=False
-        )
+        compare_features(self, X)
+        return check_sequences(X, n_tokens=self.n_tokens, token_dim=self.token_dim_)
 
     def _design(
         self, sequences: Sequences, backend: Backend, *, rescale: bool = True, verbose: bool = False
@@ -626,18 +629,6 @@ n_samples arrays of shape (n_tokens_i, d)
             verbose=verbose,
         )
 
-    def _drop_unweighted(
-        self, sequences: Sequences, targets: np.ndarray, weights: np.ndarray
-    ) -> tuple[Sequences, np.ndarray, np.ndarray]:
-        """Leave out rows of weight zero and spread weights over the rows of a sequence."""
-        kept = np.flatnonzero(weights)
-        row_weights = (
-            np.repeat(weights, sequences.lengths) if self.output == "sequence" else weights
-        )
-        if len(kept) < len(weights):
-            sequences, targets = sequences.take(kept), targets[row_weights > 0]
-        return sequences, targets, row_weights[row_weights > 0]
-
     def _predict_rows(self, sequences: Sequences) -> np.ndarray:
         backend = backend_for(self.device, sequences.device, fall_back=True)
         design = self._design(sequences, backend, rescale=False)
@@ -645,6 +636,16 @@ n_samples arrays of shape (n_tokens_i, d)
         predictions: np.ndarray = design.backend.to_numpy(rows)
         predictions += self.intercept_
         return predictions
+
+    def __dir__(self) -> list[str]:
+        """Names of attributes; the heads are listed once computed.
+
+        Displays of estimators evaluate every listed attribute.
+        """
+        computed = vars(self).get("_heads") is not None
+        hidden = () if computed else ("value_", "key_query_", "n_heads_")
+        names = (name for name in object.__dir__(self) if name not in hidden)
+        return [name for name in names if hasattr(self, name)]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -655,10 +656,3 @@ n_samples arrays of shape (n_tokens_i, d)
 def _most_heads(size: ProblemSize) -> int:
     """With that many heads every function of the model class can be written."""
     return min(size.n_outputs * size.token_dim, size.token_dim**2)
-
-
-def _scaled_alpha(alpha: float, exponent: int) -> float:
-    try:
-        return math.ldexp(float(alpha), -6 * exponent)
-    except OverflowError:  # tokens so small that any penalty leaves nothing but the intercept
-        return math.sqrt(sys.float_info.max)

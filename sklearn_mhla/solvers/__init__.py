@@ -7,6 +7,7 @@ from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._few_heads import few_heads_memory, fit_few_heads
 from sklearn_mhla.solvers._primal import PrimalSolver
 from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit_sgd
+from sklearn_mhla.solvers._units import Units
 
 SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSolver, DualSolver)}
 
@@ -18,6 +19,7 @@ __all__ = [
     "SGDSolution",
     "Solution",
     "Solver",
+    "Units",
     "choose_solver",
     "continue_sgd",
     "fit_few_heads",

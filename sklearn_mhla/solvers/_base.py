@@ -91,6 +91,12 @@ class LeastSquaresProblem:
             return self.target_mean
         return self.target_mean - (coef @ mean.mT)[:, 0]
 
+    @property
+    def largest_rank(self) -> int:
+        """What the number of rows and of features leaves."""
+        rows = self.design.n_rows - (1 if self.fit_intercept else 0)
+        return min(rows, self.design.n_features)
+
     def mean(self, values: Array) -> Array:
         """Weighted mean over rows of ``(rows, m)``."""
         if self.weights is None:
@@ -121,7 +127,8 @@ class Solution:
         In the basis of the design (rescaled tokens).
     intercept : array of shape (m,)
     rank : int
-        Directions of feature space that the solution uses.
+        Directions of feature space that the data determine; an upper bound where a penalty
+        makes the system definite.
     condition : float
         Estimated condition number of the factored matrix.
     n_iter : int
