@@ -19,7 +19,7 @@ from reference import (
 )
 from sklearn.exceptions import NotFittedError
 
-from sklearn_mhla import Heads, MHLARegressor, _heads, _regressor, function_distance
+from sklearn_mhla import Heads, MHLARegressor, _regressor, function_distance, minimal_heads
 from sklearn_mhla._backend import NumpyBackend
 from sklearn_mhla.solvers import ProblemSize, choose_solver
 
@@ -62,7 +62,7 @@ def r_squared(targets, predictions, weights):
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
-        ({"solver": "exact"}, ValueError, r"solver must be one of 'convex'; got 'exact'"),
+        ({"solver": "exact"}, ValueError, r"solver must be one of 'convex', 'sgd'; got 'exact'"),
         ({"method": "lu"}, ValueError, r"method must be one of 'auto', .*got 'lu'"),
         ({"method": None}, ValueError, r"method must be one of .*got None"),
         ({"output": "all"}, ValueError, r"output must be one of 'last', 'sequence'; got 'all'"),
@@ -354,9 +354,9 @@ def test_heads_are_computed_once_and_only_when_asked_for(monkeypatch):
 
     def counting(*args):
         calls.append(args)
-        return _heads.svd_heads(*args)
+        return minimal_heads(*args)
 
-    monkeypatch.setattr(_regressor, "svd_heads", counting)
+    monkeypatch.setattr(_regressor, "minimal_heads", counting)
     X, y = noisy()
     model = MHLARegressor().fit(X, y)
     model.predict(X)
