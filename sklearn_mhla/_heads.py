@@ -133,8 +133,8 @@ def function_distance(model_a: Any, model_b: Any) -> float:
     The Frobenius distance of the coefficients ``p`` of the distinct monomials
     ``S[j,k] q[l]``, ``j <= k``: ``p[a,{j,k},l] = sum_h V_h[a,j] Q_h[k,l] + V_h[a,k] Q_h[j,l]`` for
     ``j < k`` and ``sum_h V_h[a,j] Q_h[j,l]`` for ``j = k`` (Yau et al., arXiv 2410.10101,
-    definition of ``d(Theta, Theta')``). It is zero iff the two models agree on every sequence.
-    Intercepts are not compared.
+    definition of ``d(Theta, Theta')``). It is zero iff the two models agree on every sequence up
+    to a constant: intercepts are not compared.
 
     Parameters
     ----------
@@ -145,12 +145,13 @@ def function_distance(model_a: Any, model_b: Any) -> float:
     Returns
     -------
     float
-        Zero or more; zero means the same function.
+        Zero or more.
 
     Raises
     ------
     ValueError
-        If the models differ in token width or in the number of outputs.
+        If the models differ in token width, in the number of outputs or in ``state``: the same
+        coefficients mean another function of a sum than of a mean.
 
     Examples
     --------
@@ -160,6 +161,12 @@ def function_distance(model_a: Any, model_b: Any) -> float:
     >>> function_distance((value, key_query), (2 * value, key_query / 2))
     0.0
     """
+    states = [model.state for model in (model_a, model_b) if hasattr(model, "state")]
+    if len(set(states)) > 1:
+        raise ValueError(
+            f"The models cannot be compared: model_a has state={states[0]!r}, model_b has "
+            f"state={states[1]!r}."
+        )
     monomials_a = _monomial_coefficients(model_a, "model_a")
     monomials_b = _monomial_coefficients(model_b, "model_b")
     if monomials_a.shape != monomials_b.shape:

@@ -15,6 +15,7 @@ from sklearn_mhla.solvers import SOLVERS, SGDOptions
 _CHOICES = {
     "solver": ("convex", "sgd"),
     "heads": ("minimal", "svd"),
+    "penalty": ("l2", "nuclear"),
     "method": ("auto", *SOLVERS),
     "output": ("last", "sequence"),
     "state": ("sum", "mean"),
@@ -41,6 +42,15 @@ def check_parameters(estimator: Any) -> None:
     for name in ("n_tokens", "n_heads", "max_iter", "batch_size", "n_iter_no_change"):
         if getattr(estimator, name) is not None or name not in ("n_tokens", "n_heads"):
             check_scalar(getattr(estimator, name), name, Integral, min_val=1)
+    if estimator.penalty == "nuclear":
+        if estimator.solver == "sgd" or estimator.n_heads is not None:
+            raise ValueError(
+                "penalty='nuclear' chooses the number of heads by its strength: it needs "
+                f"solver='convex' and n_heads=None; got solver={estimator.solver!r} and "
+                f"n_heads={estimator.n_heads}."
+            )
+        if estimator.alpha == 0.0:
+            raise ValueError("penalty='nuclear' needs alpha > 0; got 0.")
     if estimator.learning_rate == 0.0:
         raise ValueError("learning_rate must be positive; got 0.")
     check_scalar(

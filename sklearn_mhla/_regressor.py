@@ -37,6 +37,7 @@ from sklearn_mhla._tokens import (
 )
 from sklearn_mhla.solvers import (
     LeastSquaresProblem,
+    NuclearSolver,
     ProblemSize,
     SGDSolution,
     Units,
@@ -94,8 +95,14 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         system that fits into memory; the choice is stored in ``method_``. With ``n_heads``,
         "primal" works on the moments alone and "dual" on the rows. Not used by SGD.
     alpha : float, default=0.0
-        Ridge penalty, not negative, in units of squared features. 0 gives the least-squares
-        solution of minimum norm, also when the data do not determine all coefficients.
+        Strength of the penalty, not negative. For "l2" in units of squared features; 0 gives the
+        least-squares solution of minimum norm, also when the data do not determine all
+        coefficients.
+    penalty : {"l2", "nuclear"}, default="l2"
+        "l2" adds ``alpha / 2`` times the squared norm of the coefficients to half the sum of
+        squares. "nuclear" adds ``alpha`` times the nuclear norm of the coefficient tensor
+        unfolded to ``(n_outputs d) x d^2``, its antisymmetric part free: a convex way to few heads
+        (the rank of the solution), which shrinks them too. See :func:`nuclear_norm_path`.
     fit_intercept : bool, default=False
         Whether to add a constant :math:`b` to the model; it is not penalised.
     n_tokens : int, default=None
@@ -115,10 +122,12 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         decomposition. `predict` does not depend on it.
     max_iter : int, default=200
         Steps of each run of the fit of ``n_heads`` heads; epochs (passes over the data) of the
-        SGD solver, which runs all of them unless ``early_stopping`` ends it.
-    tol : float, default=1e-8
-        A run has converged when a step lowers the loss by less than this times its value. SGD:
-        smallest relative decrease of the held-out loss that counts as progress.
+        SGD solver, which runs all of them unless ``early_stopping`` ends it. The
+        nuclear-norm method takes up to ten times as many of its (cheap) iterations.
+    tol : float, default=1e-6
+        A run for ``n_heads`` has converged when a step lowers the loss by less than this times
+        its value. SGD: smallest relative decrease of the held-out loss that counts as progress.
+        Nuclear norm: duality gap relative to the loss of the zero model.
     learning_rate : float, default=0.01
         SGD: largest step of Adam. It refers to tokens and targets of root mean square one, to
         which they are scaled internally, so it does not depend on their units. In `fit` it
@@ -166,8 +175,11 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     rank_ : int
         Number of directions of feature space that the data determine; not with ``n_heads``.
     loss_ : float
-        Half the weighted residual sum of squares plus half the penalty; with ``n_heads`` and for
-        SGD only.
+        Half the weighted residual sum of squares plus the penalty (half of it for "l2"); with
+        ``n_heads``, for SGD and for the nuclear norm only.
+    dual_gap_ : float
+        Upper bound on how far ``loss_`` is from its minimum, relative to the loss of the zero
+        model; for the nuclear norm only.
     loss_curve_ : list of float
         SGD: that sum per unit of weight, one number per epoch, averaged while the heads moved.
     validation_loss_curve_ : list of float
@@ -230,6 +242,7 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         solver: str = "convex",
         method: str = "auto",
         alpha: float = 0.0,
+        penalty: str = "l2",
         fit_intercept: bool = False,
         n_tokens: int | None = None,
         output: str = "last",
@@ -237,7 +250,7 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         state: str = "sum",
         heads: str = "minimal",
         max_iter: int = 200,
-        tol: float = 1e-8,
+        tol: float = 1e-6,
         learning_rate: float = 0.01,
         batch_size: int = 32,
         early_stopping: bool = False,
@@ -252,6 +265,7 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.solver = solver
         self.method = method
         self.alpha = alpha
+        self.penalty = penalty
         self.fit_intercept = fit_intercept
         self.n_tokens = n_tokens
         self.output = output
@@ -510,7 +524,9 @@ n_samples arrays of shape (n_tokens_i, d)
         if self.verbose:
             print(f"[{type(self).__name__}] method={solver.name!r}: {reason}")
         problem, units = self._problem(backend, rows, bool(self.verbose))
-        if restricted:
+        if self.penalty == "nuclear":
+            self._fit_nuclear(problem, units, solver.name)
+        elif restricted:
             self._fit_few_heads(problem, units, solver.name)
         else:
             solution = solver(problem).solve(units.alpha(self.alpha))
@@ -536,6 +552,15 @@ n_samples arrays of shape (n_tokens_i, d)
         self.n_iter_ = solution.n_iter
         self.loss_ = units.loss(solution.loss)
         self.gradient_norm_ = solution.gradient_norm
+
+    def _fit_nuclear(self, problem: LeastSquaresProblem, units: Units, method: str) -> None:
+        solution = NuclearSolver(problem, method).solve(
+            units.nuclear_alpha(self.alpha), max_iter=10 * self.max_iter, tol=self.tol
+        )
+        self._store_heads(solution.heads, solution.intercept, units)
+        self.n_iter_ = solution.n_iter
+        self.loss_ = units.loss(solution.loss)
+        self.dual_gap_ = solution.gap
 
     def _fit_sgd(self, rows: Rows, partial: bool = False) -> None:
         optimizer = getattr(self, "_optimizer", None) if partial else None

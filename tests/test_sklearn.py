@@ -105,6 +105,7 @@ def test_kind_and_tags():
 def test_case_S01_parameters_are_stored_untouched():
     given = {
         "n_heads": 2,
+        "penalty": "nuclear",
         "solver": "convex",
         "method": ["not", "checked", "yet"],
         "alpha": np.array([0.1, 1.0]),

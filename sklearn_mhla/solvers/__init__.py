@@ -5,6 +5,7 @@ from __future__ import annotations
 from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._few_heads import few_heads_memory, fit_few_heads
+from sklearn_mhla.solvers._nuclear import NuclearSolver
 from sklearn_mhla.solvers._primal import PrimalSolver
 from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit_sgd
 from sklearn_mhla.solvers._units import Units
@@ -14,6 +15,7 @@ SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSol
 __all__ = [
     "SOLVERS",
     "LeastSquaresProblem",
+    "NuclearSolver",
     "ProblemSize",
     "SGDOptions",
     "SGDSolution",
