@@ -76,8 +76,9 @@ class Backend(Protocol):
         """Estimate of ``||A^-1||_1`` for the matrix that :meth:`cholesky` factored."""
 
     def range_factor(self, matrix: Array, floor: float) -> tuple[Array, Array]:
-        """``Q`` (n, r) and lower triangular ``C`` (r, r) with ``A = Q C C^T Q^T`` up to ``floor``.
+        """``Q`` (n, r) and lower triangular ``C`` (r, r) with ``A = Q C C^T Q^T``.
 
+        Entries of ``A`` are known up to ``floor``; what is left of them then is not factored.
         ``A`` is positive semidefinite, C-contiguous, its lower triangle read; may overwrite it.
         """
 
@@ -148,6 +149,9 @@ class NumpyBackend:
         return 1.0 / reciprocal if reciprocal > 0.0 else float("inf")
 
     def range_factor(self, matrix: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
+        # LAPACK takes the first pivot whatever its size.
+        if not matrix.diagonal().max() > floor:
+            return np.empty((len(matrix), 0)), np.empty((0, 0))
         # Pivoted Cholesky stops at the rank: n r^2 operations, where an eigendecomposition
         # takes about 9 n^3 whatever the rank. QR then makes its columns orthonormal.
         factor, pivots, rank, _ = lapack.dpstrf(matrix.T, tol=floor, lower=0, overwrite_a=1)
@@ -237,7 +241,8 @@ class TorchBackend:
     def range_factor(self, matrix: Array, floor: float) -> tuple[Array, Array]:
         # torch has no pivoted Cholesky; eigenvectors are an orthonormal basis already.
         eigenvalues, eigenvectors = self.torch.linalg.eigh(matrix)
-        rank = int((eigenvalues > floor).sum())
+        # Errors of size floor in all entries move eigenvalues by about sqrt(n) floor.
+        rank = int((eigenvalues > floor * matrix.shape[0] ** 0.5).sum())
         kept = slice(matrix.shape[0] - rank, matrix.shape[0])
         return eigenvectors[:, kept], eigenvalues[kept].sqrt().diag()
 

@@ -178,9 +178,8 @@ def _monomial_coefficients(model: Any, name: str) -> np.ndarray:
                 f"{name} must be a fitted estimator or heads (value, key_query); got "
                 f"{type(model).__name__}."
             ) from error
-        token_dim = value.shape[-1]
-        heads, square = value.shape[:1], (token_dim, token_dim)
-        if value.ndim != 3 or key_query.shape != heads + square:
+        token_dim = value.shape[-1] if value.ndim == 3 else 0
+        if value.ndim != 3 or key_query.shape != (len(value), token_dim, token_dim):
             raise ValueError(
                 f"{name} must hold value (n_heads, m, d) and key_query (n_heads, d, d); got shapes "
                 f"{value.shape} and {key_query.shape}."

@@ -6,6 +6,7 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_scalar
 
@@ -28,6 +29,10 @@ def check_parameters(estimator: Any) -> None:
                 f"{name} must be one of {', '.join(map(repr, choices))}; got "
                 f"{getattr(estimator, name)!r}."
             )
+    for name in ("fit_intercept", "causal", "early_stopping", "warm_start"):
+        if not isinstance(getattr(estimator, name), (bool, np.bool_)):
+            raise ValueError(f"{name} must be True or False; got {getattr(estimator, name)!r}.")
+    check_scalar(estimator.verbose, "verbose", Integral, min_val=0)
     for name in ("alpha", "learning_rate", "tol"):
         value = getattr(estimator, name)
         check_scalar(value, name, Real, min_val=0.0)

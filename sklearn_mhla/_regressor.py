@@ -25,16 +25,26 @@ from sklearn_mhla._features import n_cubic_features
 from sklearn_mhla._heads import Heads, svd_heads
 from sklearn_mhla._minimal_heads import minimal_heads
 from sklearn_mhla._parameters import check_parameters, sgd_options
-from sklearn_mhla._tokens import Sequences, check_sample_weights, check_sequences, check_targets
+from sklearn_mhla._tokens import (
+    Sequences,
+    check_sample_weights,
+    check_sequences,
+    check_targets,
+    compare_features,
+    describe_columns,
+    store_columns,
+)
 from sklearn_mhla.solvers import (
     LeastSquaresProblem,
     ProblemSize,
-    SGDSolution,
     choose_solver,
     continue_sgd,
     fit_few_heads,
     fit_sgd,
 )
+
+# Attributes that not every way of fitting sets.
+_OPTIONAL = ("rank_", "loss_", "gradient_norm_", "loss_curve_", "validation_loss_curve_")
 
 
 def _streams(estimator: Any) -> bool:
@@ -106,7 +116,7 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     max_iter : int, default=200
         Steps of each run of the fit of ``n_heads`` heads; epochs (passes over the data) of the
         SGD solver, which runs all of them unless ``early_stopping`` ends it.
-    tol : float, default=1e-8
+    tol : float, default=1e-08
         A run has converged when a step lowers the loss by less than this times its value. SGD:
         smallest relative decrease of the held-out loss that counts as progress.
     learning_rate : float, default=0.01
@@ -203,6 +213,10 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     1.0
     """
 
+    # scikit-learn shows parameter descriptions only where it can link to documentation.
+    _doc_link_module = "sklearn_mhla"
+    _doc_link_template = "https://arxiv.org/abs/2410.10101"
+
     token_dim_: int
     _heads: Heads | None
     _optimizer: dict[str, Any] | None
@@ -284,11 +298,12 @@ n_samples arrays of shape (n_tokens_i, d)
             If ``solver="sgd"`` and torch is not installed.
         """
         check_parameters(self)
-        data = self._validated(X, y, sample_weight)
+        data, columns = self._validated(X, y, sample_weight)
         if self.solver == "sgd":
             self._fit_sgd(*data)
         else:
             self._fit_convex(*data)
+        store_columns(self, columns)
         return self
 
     @available_if(_streams)  # type: ignore[untyped-decorator]
@@ -321,8 +336,11 @@ n_samples arrays of shape (n_tokens_i, d)
             If the loss is not finite.
         """
         check_parameters(self)
-        data = self._validated(X, y, sample_weight, reset=not hasattr(self, "coef_"))
+        first = not hasattr(self, "coef_")
+        data, columns = self._validated(X, y, sample_weight, reset=first)
         self._fit_sgd(*data, partial=True)
+        if first:
+            store_columns(self, columns)
         return self
 
     def predict(self, X: Any) -> Any:
@@ -347,7 +365,8 @@ n_samples arrays of shape (n_tokens_i, d)
             rows = rows[:, 0]
         if self.output == "sequence":
             if sequences.layout == "list":
-                return np.split(rows, np.cumsum(sequences.lengths)[:-1])
+                parts = np.split(rows, np.cumsum(sequences.lengths)[:-1])
+                return [as_input_kind(part, sequences.device) for part in parts]
             rows = rows.reshape(len(sequences), -1, *rows.shape[1:])
         return as_input_kind(rows, sequences.device)
 
@@ -434,21 +453,22 @@ n_samples arrays of shape (n_tokens_i, d)
             causal=module.causal,
             state=module.state,
         )
-        model._store_heads(heads, intercept, exponent=0)
+        model._heads = heads
+        model.coef_ = heads.coefficients()
+        model.intercept_ = intercept
         model.method_ = "torch"
         model.n_iter_ = 0
-        model.token_dim_ = model.n_features_in_ = heads.value.shape[2]
+        model.token_dim_ = heads.value.shape[2]
+        store_columns(model, {"n_features_in_": model.token_dim_, "_rows_are_flat": False})
         model._target_ndim = 0 if module.squeeze else 1
         return model
 
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, reset: bool = True
-    ) -> tuple[Sequences, np.ndarray, np.ndarray | None]:
-        """Sequences, targets and weights of the rows that count."""
-        known_dim = None if reset else self.token_dim_
-        sequences = check_sequences(
-            X, estimator=self, n_tokens=self.n_tokens, token_dim=known_dim, reset=reset
-        )
+    ) -> tuple[tuple[Sequences, np.ndarray, np.ndarray | None, int], dict[str, Any]]:
+        """Sequences, targets and weights of the rows that count, axes of a target; columns."""
+        sequences = check_sequences(X, n_tokens=self.n_tokens) if reset else self._check_new(X)
+        columns = describe_columns(X, sequences)
         targets, target_ndim = check_targets(y, sequences, self.output, type(self).__name__)
         weights = check_sample_weights(sample_weight, len(sequences))
         if not reset and (targets.shape[1], target_ndim) != (len(self.coef_), self._target_ndim):
@@ -458,9 +478,7 @@ n_samples arrays of shape (n_tokens_i, d)
             )
         if weights is not None:
             sequences, targets, weights = self._drop_unweighted(sequences, targets, weights)
-        self.token_dim_ = sequences.token_dim
-        self._target_ndim = target_ndim
-        return sequences, targets, weights
+        return (sequences, targets, weights, target_ndim), columns
 
     def _problem(
         self,
@@ -470,19 +488,26 @@ n_samples arrays of shape (n_tokens_i, d)
         weights: np.ndarray | None,
         verbose: bool,
     ) -> tuple[LeastSquaresProblem, float]:
-        """The problem in rescaled tokens, and ``alpha`` for it."""
+        """The problem in rescaled tokens and targets, and ``alpha`` for it."""
         design = self._design(sequences, backend, verbose=verbose)
+        # Targets are brought into [0.5, 1) as tokens are, by a power of two.
+        target_exponent = math.frexp(np.abs(targets).max())[1]
         problem = LeastSquaresProblem(
             design,
-            backend.asarray(targets),
+            backend.asarray(np.ldexp(targets, -target_exponent)),
             None if weights is None else backend.asarray(weights),
             self.fit_intercept,
+            target_exponent,
         )
         # Tokens were divided by 2 ** e: features by 2 ** 3e, so alpha goes down by 2 ** 6e.
         return problem, _scaled_alpha(self.alpha, design.exponent)
 
     def _fit_convex(
-        self, sequences: Sequences, targets: np.ndarray, weights: np.ndarray | None
+        self,
+        sequences: Sequences,
+        targets: np.ndarray,
+        weights: np.ndarray | None,
+        target_ndim: int,
     ) -> None:
         backend = backend_for(self.device, sequences.device)
         size = ProblemSize(
@@ -498,18 +523,19 @@ n_samples arrays of shape (n_tokens_i, d)
         if self.verbose:
             print(f"[{type(self).__name__}] method={solver.name!r}: {reason}")
         problem, alpha = self._problem(backend, sequences, targets, weights, bool(self.verbose))
-        self._optimizer = None
-        self.method_ = solver.name
         if restricted:
             self._fit_few_heads(problem, solver.name, alpha)
-            return
-        solution = solver(problem).solve(alpha)
-        to_numpy, exponent = problem.backend.to_numpy, problem.design.exponent
-        self.coef_ = to_numpy(solution.coef) * math.ldexp(1.0, -3 * exponent)
-        self.intercept_ = np.array(to_numpy(solution.intercept))
-        self.n_iter_ = solution.n_iter
-        self.rank_ = solution.rank
-        self._heads = None
+        else:
+            solution = solver(problem).solve(alpha)
+            to_numpy = problem.backend.to_numpy
+            self._store(to_numpy(solution.coef), to_numpy(solution.intercept), problem)
+            self._heads = None
+            self.n_iter_ = solution.n_iter
+            self.rank_ = solution.rank
+        self._optimizer = None
+        self.method_ = solver.name
+        self.token_dim_ = sequences.token_dim
+        self._target_ndim = target_ndim
 
     def _fit_few_heads(self, problem: LeastSquaresProblem, method: str, alpha: float) -> None:
         solution = fit_few_heads(
@@ -521,9 +547,9 @@ n_samples arrays of shape (n_tokens_i, d)
             tol=self.tol,
             random=check_random_state(self.random_state),
         )
-        self._store_heads(solution.heads, solution.intercept, problem.design.exponent)
+        self._store_heads(solution.heads, solution.intercept, problem)
         self.n_iter_ = solution.n_iter
-        self.loss_ = solution.loss
+        self.loss_ = math.ldexp(solution.loss, 2 * problem.target_exponent)
         self.gradient_norm_ = solution.gradient_norm
 
     def _fit_sgd(
@@ -531,6 +557,7 @@ n_samples arrays of shape (n_tokens_i, d)
         sequences: Sequences,
         targets: np.ndarray,
         weights: np.ndarray | None,
+        target_ndim: int,
         partial: bool = False,
     ) -> None:
         optimizer = getattr(self, "_optimizer", None) if partial else None
@@ -546,10 +573,19 @@ n_samples arrays of shape (n_tokens_i, d)
                 solution = continue_sgd(problem, alpha, options, optimizer, start)
             else:
                 solution = fit_sgd(problem, alpha, options, start)
-        self._store_sgd(solution, problem.design.exponent, going_on)
+        earlier = getattr(self, "loss_curve_", []) if going_on else []
+        self._store_heads(solution.heads, solution.intercept, problem)
+        self._optimizer = solution.optimizer
+        self.loss_ = solution.loss
+        self.loss_curve_ = earlier + solution.loss_curve
+        self.validation_loss_curve_ = solution.validation_curve
+        self.n_iter_ = len(self.loss_curve_)
+        self.method_ = "sgd"
+        self.token_dim_ = sequences.token_dim
+        self._target_ndim = target_ndim
 
     def _model_so_far(self, problem: LeastSquaresProblem, n_heads: int) -> tuple[Heads, np.ndarray]:
-        """Heads and intercept to go on from, in the tokens of the problem."""
+        """Heads and intercept to go on from, in the tokens and targets of the problem."""
         value, key_query = self._computed_heads("value_")
         wanted = (n_heads, problem.size.n_outputs, problem.size.token_dim)
         if value.shape != wanted:
@@ -558,28 +594,38 @@ n_samples arrays of shape (n_tokens_i, d)
                 f"need {wanted} (heads, outputs, token width). Set n_heads={len(value)} to train "
                 "it further; fit with warm_start=False starts anew."
             )
-        exponent = problem.design.exponent
-        heads = Heads(value * math.ldexp(1.0, exponent), key_query * math.ldexp(1.0, 2 * exponent))
-        return heads, self.intercept_ if self.fit_intercept else 0.0 * self.intercept_
-
-    def _store_sgd(self, solution: SGDSolution, exponent: int, going_on: bool) -> None:
-        self._store_heads(solution.heads, solution.intercept, exponent)
-        self._optimizer = solution.optimizer
-        self.method_ = "sgd"
-        self.loss_ = solution.loss
-        before = getattr(self, "loss_curve_", []) if going_on else []
-        self.loss_curve_ = before + solution.loss_curve
-        self.validation_loss_curve_ = solution.validation_curve
-        self.n_iter_ = len(self.loss_curve_)
-
-    def _store_heads(self, heads: Heads, intercept: np.ndarray, exponent: int) -> None:
-        """Heads from rescaled tokens in the units of the user."""
-        self._heads = Heads(
-            heads.value * math.ldexp(1.0, -exponent),
-            heads.key_query * math.ldexp(1.0, -2 * exponent),
+        exponent, target_exponent = problem.design.exponent, problem.target_exponent
+        heads = Heads(
+            np.ldexp(value, exponent - target_exponent), np.ldexp(key_query, 2 * exponent)
         )
-        self.coef_ = self._heads.coefficients()
-        self.intercept_ = np.array(intercept)
+        intercept = np.ldexp(self.intercept_, -target_exponent)
+        return heads, intercept if self.fit_intercept else 0.0 * intercept
+
+    def _store_heads(
+        self, heads: Heads, intercept: np.ndarray, problem: LeastSquaresProblem
+    ) -> None:
+        """Heads of a problem in the units of the user."""
+        exponent = problem.design.exponent
+        self._store(heads.coefficients(), intercept, problem)
+        self._heads = Heads(
+            np.ldexp(heads.value, problem.target_exponent - exponent),
+            np.ldexp(heads.key_query, -2 * exponent),
+        )
+
+    def _store(self, coef: np.ndarray, intercept: np.ndarray, problem: LeastSquaresProblem) -> None:
+        """Coefficients of a problem in the units of the user."""
+        exponent, target_exponent = problem.design.exponent, problem.target_exponent
+        with np.errstate(over="ignore"):
+            coef = np.ldexp(coef, target_exponent - 3 * exponent)
+        if not np.isfinite(coef).all():
+            raise ValueError(
+                "The coefficients, of the size of y divided by the cube of X, overflow float64. "
+                "Rescale X or y."
+            )
+        for name in _OPTIONAL:  # left by an earlier fit of another kind
+            self.__dict__.pop(name, None)
+        self.coef_ = coef
+        self.intercept_ = np.ldexp(intercept, target_exponent)
 
     @property
     def value_(self) -> np.ndarray:
@@ -609,9 +655,8 @@ n_samples arrays of shape (n_tokens_i, d)
         return self._heads
 
     def _check_new(self, X: Any) -> Sequences:
-        return check_sequences(
-            X, estimator=self, n_tokens=self.n_tokens, token_dim=self.token_dim_, reset=False
-        )
+        compare_features(self, X)
+        return check_sequences(X, n_tokens=self.n_tokens, token_dim=self.token_dim_)
 
     def _design(
         self, sequences: Sequences, backend: Backend, *, rescale: bool = True, verbose: bool = False
@@ -645,6 +690,16 @@ n_samples arrays of shape (n_tokens_i, d)
         predictions: np.ndarray = design.backend.to_numpy(rows)
         predictions += self.intercept_
         return predictions
+
+    def __dir__(self) -> list[str]:
+        """Names of attributes; the heads are listed once computed.
+
+        Displays of estimators evaluate every listed attribute.
+        """
+        computed = vars(self).get("_heads") is not None
+        hidden = () if computed else ("value_", "key_query_", "n_heads_")
+        names = (name for name in object.__dir__(self) if name not in hidden)
+        return [name for name in names if hasattr(self, name)]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
-from sklearn_mhla._backend import Array, Backend, tensor_device, to_numpy
+from sklearn_mhla._backend import Array, Backend, is_tensor, tensor_device, to_numpy
 
 _FLOAT_MAX = float(np.finfo(np.float64).max)
 _FLOAT_TINY = float(np.finfo(np.float64).tiny)
@@ -84,10 +86,8 @@ class Sequences:
 def check_sequences(
     X: Any,
     *,
-    estimator: Any = None,
     n_tokens: int | None = None,
     token_dim: int | None = None,
-    reset: bool = True,
 ) -> Sequences:
     """Validate ``X`` in any accepted form.
 
@@ -95,15 +95,11 @@ def check_sequences(
     ----------
     X : array-like, data frame, tensor or list of arrays
         See the module's description.
-    estimator : estimator, optional
-        Receives ``n_features_in_`` and ``feature_names_in_`` (``reset=True``) or is compared
-        with them (``reset=False``).
     n_tokens : int, optional
         Tokens per row of a 2-D input; None means that a row is one token.
     token_dim : int, optional
-        Required ``d``, known from an earlier fit.
-    reset : bool, default=True
-        Whether this is the first look at data (``fit``).
+        Required ``d``, known from an earlier fit. Without it the data are to be fitted, and
+        values too small for their features to be represented are refused too.
 
     Returns
     -------
@@ -120,16 +116,18 @@ def check_sequences(
         sequences = _check_tensor(X, n_tokens, device)
     else:
         X = to_numpy(X)
+        n_dims = _ndim(X)
         if _is_list_of_sequences(X):
             sequences = _check_list(X)
-        elif np.ndim(X) == 3:
+        elif n_dims == 3:
             sequences = _check_3d(X, device)
+        elif n_dims > 3:
+            raise ValueError(
+                f"X has {n_dims} dimensions; expected 2-D (n_samples, n_tokens * token_dim), 3-D "
+                "(n_samples, n_tokens, token_dim) or a list of 2-D arrays."
+            )
         else:
-            sequences = _check_2d(X, estimator, n_tokens, reset, device)
-    if sequences.layout != "flat" and estimator is not None and reset:
-        estimator.n_features_in_ = sequences.token_dim
-        if hasattr(estimator, "feature_names_in_"):  # left by an earlier fit on a data frame
-            del estimator.feature_names_in_
+            sequences = _check_2d(X, n_tokens, device)
     if token_dim is not None and sequences.token_dim != token_dim:
         hint = (
             f" A 2-D row is one token unless n_tokens is set; here n_tokens={n_tokens}."
@@ -140,8 +138,40 @@ def check_sequences(
             f"X has tokens of width {sequences.token_dim}, but this model was fitted on tokens of "
             f"width d={token_dim}.{hint}"
         )
-    _check_cube(sequences)
+    _check_cube(sequences, to_be_fitted=token_dim is None)
     return sequences
+
+
+def describe_columns(X: Any, sequences: Sequences) -> dict[str, Any]:
+    """Attributes that scikit-learn wants of an estimator fitted on ``X``.
+
+    ``n_features_in_`` and, for data frames, ``feature_names_in_``; refuses column names of mixed
+    types. For input that is not 2-D the number of features is the width of a token.
+    """
+    if sequences.layout != "flat":
+        return {"n_features_in_": sequences.token_dim, "_rows_are_flat": False}
+    if is_tensor(X):
+        return {"n_features_in_": X.shape[1], "_rows_are_flat": True}
+    described = BaseEstimator()
+    validate_data(described, X, reset=True, skip_check_array=True)
+    return {**vars(described), "_rows_are_flat": True}
+
+
+def store_columns(estimator: Any, attributes: dict[str, Any]) -> None:
+    """Set what :func:`describe_columns` found, and forget the names of an earlier fit."""
+    vars(estimator).pop("feature_names_in_", None)
+    vars(estimator).update(attributes)
+
+
+def compare_features(estimator: Any, X: Any) -> None:
+    """Refuse a 2-D input whose columns are not those of a fit on 2-D input."""
+    if (
+        not is_tensor(X)
+        and not _is_list_of_sequences(X)
+        and _ndim(X) == 2
+        and estimator._rows_are_flat
+    ):
+        validate_data(estimator, X, reset=False, skip_check_array=True)
 
 
 def check_targets(
@@ -175,7 +205,7 @@ def check_targets(
     if output == "last":
         targets = _check_numbers(y, "y")
         lead = 1
-    elif isinstance(y, (list, tuple)) and len(y) == n_samples and _is_ragged_targets(y):
+    elif _is_list_of_targets(y) and len(y) == n_samples:
         return _check_target_list(y, sequences)
     else:
         targets = _check_numbers(y, "y")
@@ -214,17 +244,14 @@ def check_sample_weights(sample_weight: Any, n_samples: int) -> np.ndarray | Non
     """
     if sample_weight is None:
         return None
-    if np.ndim(sample_weight) == 0:
-        weights = np.full(n_samples, float(sample_weight))
-    else:
-        weights = _check_numbers(sample_weight, "sample_weight")
+    weights = _check_numbers(sample_weight, "sample_weight")
+    if weights.ndim == 0:
+        weights = np.full(n_samples, float(weights))
     if weights.shape != (n_samples,):
         raise ValueError(
             f"sample_weight.shape == {weights.shape}, expected ({n_samples},): one weight per "
             "sequence."
         )
-    if not np.isfinite(weights).all():
-        raise ValueError("sample_weight contains NaN or infinity.")
     if (weights < 0).any():
         wrong = int(np.flatnonzero(weights < 0)[0])
         raise ValueError(
@@ -236,36 +263,39 @@ def check_sample_weights(sample_weight: Any, n_samples: int) -> np.ndarray | Non
 
 
 def _is_list_of_sequences(X: Any) -> bool:
-    """A list, tuple or object array whose members are themselves 2-D."""
+    """Whether X is a list, tuple or object array whose members are themselves 2-D."""
     if isinstance(X, np.ndarray):
-        return X.dtype == object and X.ndim == 1 and len(X) > 0 and np.ndim(X[0]) == 2
-    return isinstance(X, (list, tuple)) and len(X) > 0 and _ndim(X[0]) == 2
+        return X.dtype == object and X.ndim == 1 and len(X) > 0 and _ndim(X[0]) == 2
+    return isinstance(X, (list, tuple)) and any(_ndim(member) == 2 for member in X)
 
 
 def _ndim(values: Any) -> int:
-    """Dimensions of an array, frame, tensor or nested list, without converting it."""
+    """Dimensions of an array, frame, tensor or nested list, without converting it if possible."""
     if hasattr(values, "shape"):
         return len(values.shape)
     if isinstance(values, (list, tuple)):
         return 1 + (_ndim(values[0]) if len(values) else 0)
+    if hasattr(values, "__array__"):
+        return int(np.asarray(values).ndim)
     return 0
 
 
-def _check_2d(
-    X: Any, estimator: Any, n_tokens: int | None, reset: bool, device: str | None
-) -> Sequences:
+def _check_2d(X: Any, n_tokens: int | None, device: str | None) -> Sequences:
+    dates = _first_dates(X)
+    if dates is not None:
+        raise ValueError(f"X must hold numbers only, but has dates or time differences in {dates}.")
     try:
-        if estimator is None:
-            table = check_array(X, dtype="numeric", ensure_all_finite=False)
-        else:
-            table = validate_data(
-                estimator, X, reset=reset, dtype="numeric", ensure_all_finite=False
-            )
-    except ValueError as error:
-        column = _first_text_column(X)
-        if column is None:
+        table = check_array(X, dtype="numeric", ensure_all_finite=False, input_name="X")
+        if table.dtype.kind not in "buif":
+            raise TypeError(f"X has dtype {table.dtype}")
+    except (TypeError, ValueError) as error:
+        value, where = _first_bad_cell(X)
+        if where is None:
             raise
-        raise ValueError(f"X holds text where numbers are needed, in {column}.") from error
+        # scikit-learn's convention: TypeError for objects that cannot be numbers at all.
+        text_or_missing = isinstance(value, (str, bytes)) or value is None or "NA" in str(error)
+        kind = ValueError if text_or_missing or isinstance(error, ValueError) else TypeError
+        raise kind(f"X must hold numbers only, but has {where}: {error}") from error
     width = table.shape[1]
     n_tokens = 1 if n_tokens is None else n_tokens
     if width % n_tokens:
@@ -282,10 +312,7 @@ def _check_2d(
 
 
 def _check_3d(X: Any, device: str | None) -> Sequences:
-    data = np.asarray(X)
-    _require_real(data)
-    if data.dtype == object:
-        data = check_array(data, allow_nd=True, dtype=np.float64, ensure_all_finite=False)
+    data = _real_numbers(X, "X", ("sequence", "token", "feature"))
     if 0 in data.shape:
         what = ("sample(s)", "token(s)", "feature(s)")[data.shape.index(0)]
         raise ValueError(
@@ -298,40 +325,37 @@ def _check_3d(X: Any, device: str | None) -> Sequences:
 
 def _check_list(X: Sequence[Any]) -> Sequences:
     device = tensor_device(X[0])
-    data = [np.asarray(to_numpy(member)) for member in X]
-    token_dim = data[0].shape[1] if data[0].ndim == 2 else -1
+    data = [
+        _real_numbers(to_numpy(member), f"X[{i}]", ("token", "feature"))
+        for i, member in enumerate(X)
+    ]
     for i, member in enumerate(data):
         if member.ndim != 2:
             raise ValueError(
                 f"X is a list of sequences, so every element must be 2-D (n_tokens, token_dim); "
                 f"element {i} has shape {member.shape}."
             )
-        if len(member) == 0:
-            raise ValueError(f"X holds an empty sequence: element {i} has 0 tokens.")
-        if member.shape[1] != token_dim or token_dim == 0:
+        if 0 in member.shape:
             raise ValueError(
-                f"All sequences must have tokens of one width (at least 1): element 0 has width "
-                f"{token_dim}, element {i} has width {member.shape[1]}."
+                f"X holds an empty sequence: element {i} has shape {member.shape}, (n_tokens, "
+                "token_dim) must be at least (1, 1)."
             )
-    kinds = {member.dtype for member in data}
-    if any(kind.kind not in "buif" for kind in kinds):
-        for i, member in enumerate(data):
-            _require_real(member)
-            if member.dtype.kind not in "buif":
-                try:
-                    data[i] = member.astype(np.float64)
-                except (TypeError, ValueError) as error:
-                    raise ValueError(f"X[{i}] cannot be read as numbers: {error}") from error
+        if member.shape[1] != data[0].shape[1]:
+            raise ValueError(
+                f"All sequences must have tokens of one width: element 0 has width "
+                f"{data[0].shape[1]}, element {i} has width {member.shape[1]}."
+            )
+    token_dim = data[0].shape[1]
     lengths = np.array([len(member) for member in data])
     ends = np.cumsum(lengths)
     largest = 0.0
     start = 0
     while start < len(data):  # blocks, so that the joined copy stays small
-        done = ends[start - 1] if start else 0
+        done = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, done + _CHECK_ROWS // token_dim)))
         block = np.concatenate(data[start:stop])
 
-        def where(at: Any, start: int = start, done: int = int(done)) -> str:
+        def where(at: Any, start: int = start, done: int = done) -> str:
             i = start + int(np.searchsorted(ends[start:], done + at[0], side="right"))
             return f"sequence {i}, token {done + at[0] - (ends[i] - lengths[i])}, feature {at[1]}"
 
@@ -354,8 +378,12 @@ def _check_tensor(X: Any, n_tokens: int | None, device: str) -> Sequences:
         X = X.reshape(X.shape[0], n_tokens, X.shape[1] // n_tokens)
     if 0 in X.shape:
         raise ValueError(f"Found an empty tensor of shape {tuple(X.shape)}.")
-    largest = float(X.detach().abs().max())
-    if not np.isfinite(largest):
+    if X.is_complex():
+        raise ValueError(f"Complex data not supported: X has dtype {X.dtype}.")
+    values = X.detach().byte() if str(X.dtype) == "torch.bool" else X.detach()
+    low, high = (float(extreme) for extreme in values.aminmax())
+    largest = max(abs(low), abs(high))
+    if not (np.isfinite(low) and np.isfinite(high)):
         raise ValueError(f"X contains NaN or infinity (a tensor on {device}).")
     lengths = np.full(X.shape[0], X.shape[1])
     return Sequences(X.detach(), lengths, X.shape[2], largest, layout, device)
@@ -364,10 +392,10 @@ def _check_tensor(X: Any, n_tokens: int | None, device: str) -> Sequences:
 def _check_target_list(y: Sequence[Any], sequences: Sequences) -> tuple[np.ndarray, int]:
     parts = [_check_numbers(part, f"y[{i}]") for i, part in enumerate(y)]
     for i, part in enumerate(parts):
-        if part.ndim not in (1, 2) or part.shape[1:] != parts[0].shape[1:]:
+        if part.ndim not in (1, 2) or part.shape[1:] != parts[0].shape[1:] or 0 in part.shape[1:]:
             raise ValueError(
-                f"Every element of y must be (n_tokens_i,) or (n_tokens_i, m) with one m; element "
-                f"0 has shape {parts[0].shape}, element {i} has shape {part.shape}."
+                f"Every element of y must be (n_tokens_i,) or (n_tokens_i, m) with one m, at least "
+                f"1; element 0 has shape {parts[0].shape}, element {i} has shape {part.shape}."
             )
         if len(part) != sequences.lengths[i]:
             raise ValueError(
@@ -378,15 +406,21 @@ def _check_target_list(y: Sequence[Any], sequences: Sequences) -> tuple[np.ndarr
     return joined.reshape(len(joined), -1), joined.ndim - 1
 
 
-def _is_ragged_targets(y: Sequence[Any]) -> bool:
-    return _ndim(y[0]) >= 1
+def _is_list_of_targets(y: Any) -> bool:
+    """Whether y is a list, tuple or object array with one array per sequence."""
+    if isinstance(y, np.ndarray):
+        return y.dtype == object and y.ndim == 1 and len(y) > 0 and _ndim(y[0]) >= 1
+    return isinstance(y, (list, tuple)) and len(y) > 0 and _ndim(y[0]) >= 1
 
 
 def _check_numbers(values: Any, name: str) -> np.ndarray:
-    """A finite float64 array of any number of dimensions."""
+    """Return a finite float64 array of any number of dimensions."""
+    values = to_numpy(values)
+    if getattr(getattr(values, "dtype", None), "kind", "f") in "mM":
+        raise ValueError(f"{name} holds dates or time differences; convert them to numbers first.")
     try:
         numbers: np.ndarray = check_array(
-            to_numpy(values),
+            values,
             dtype=np.float64,
             ensure_2d=False,
             allow_nd=True,
@@ -394,24 +428,56 @@ def _check_numbers(values: Any, name: str) -> np.ndarray:
             ensure_min_features=0,
             input_name=name,
         )
-        return numbers
-    except ValueError as error:
-        if name in str(error):
+    except (TypeError, ValueError) as error:
+        if f"Input {name} " in str(error):
             raise
         raise ValueError(f"{name} cannot be read as numbers: {error}") from error
+    return numbers
+
+
+def _real_numbers(values: Any, name: str, axes: tuple[str, ...]) -> np.ndarray:
+    """Return an array of a real dtype; a ValueError that says where if that cannot be."""
+    if issparse(values):
+        raise ValueError(f"{name} is a sparse matrix; sequences must be dense arrays.")
+    try:
+        data = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} is not an array of numbers: {error}") from error
+    if data.dtype.kind == "c":
+        raise ValueError(f"Complex data not supported: {name} has dtype {data.dtype}.")
+    if data.dtype.kind in "buif":
+        return data
+    for at in np.ndindex(data.shape) if data.dtype == object else ():
+        if not _is_number(data[at]):
+            where = ", ".join(f"{axis} {i}" for axis, i in zip(axes, at, strict=False))
+            raise ValueError(f"{name} must hold numbers only, but has {data[at]!r} at {where}.")
+    if data.dtype != object:
+        raise ValueError(f"{name} must hold numbers only, but has dtype {data.dtype}.")
+    return data.astype(np.float64)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether float64 can hold a value of an object array or of a data frame."""
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        return False
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _largest(values: np.ndarray, where: Any) -> float:
     """Largest absolute value; a ValueError that says where if one is not finite."""
     if values.dtype.kind == "b":
         return float(values.any())
-    low, high = values.min(), values.max()  # NaN propagates through both
-    largest = max(-float(low), float(high))
-    if np.isfinite(low) and np.isfinite(high) and np.isfinite(largest):
-        return abs(largest)
+    low, high = float(values.min()), float(values.max())  # NaN propagates through both
+    if np.isfinite(low) and np.isfinite(high):
+        return max(abs(low), abs(high))
     for start in range(0, len(values), max(1, _CHECK_ROWS // max(1, values[0].size))):
         block = values[start : start + max(1, _CHECK_ROWS // max(1, values[0].size))]
-        bad = ~np.isfinite(block.astype(np.float64))
+        with np.errstate(over="ignore"):
+            bad = ~np.isfinite(block.astype(np.float64))
         if bad.any():
             at = [int(i) for i in np.argwhere(bad)[0]]
             kind = "NaN" if np.isnan(block[tuple(at)]) else "infinity"
@@ -423,11 +489,9 @@ def _largest(values: np.ndarray, where: Any) -> float:
     raise AssertionError("unreachable: a non-finite extreme without a non-finite value")
 
 
-def _check_cube(sequences: Sequences) -> None:
-    """The features are cubic in the tokens; refuse what float64 cannot hold."""
+def _check_cube(sequences: Sequences, to_be_fitted: bool) -> None:
+    """Refuse tokens whose cubic features float64 cannot hold."""
     largest, longest = sequences.largest, int(sequences.lengths.max())
-    if largest == 0.0:
-        return
     with np.errstate(over="ignore", under="ignore"):
         cube = np.float64(largest) ** 3
     if cube > _FLOAT_MAX / longest:
@@ -435,16 +499,11 @@ def _check_cube(sequences: Sequences) -> None:
             f"X holds a value of size {largest:.3g}; its cube (the model is cubic in the tokens) "
             "overflows float64. Rescale the tokens."
         )
-    if cube < _FLOAT_TINY:
+    if to_be_fitted and largest > 0.0 and cube < _FLOAT_TINY:
         raise ValueError(
             f"The largest value of X is {largest:.3g}; its cube (the model is cubic in the tokens) "
             "underflows float64. Rescale the tokens."
         )
-
-
-def _require_real(data: np.ndarray) -> None:
-    if data.dtype.kind == "c":
-        raise ValueError(f"Complex data not supported\n{data.dtype}\n")
 
 
 def _column_names(X: Any) -> list[str] | None:
@@ -456,24 +515,33 @@ def _quoted(names: list[str] | None, index: int) -> str:
     return str(index) if names is None else repr(names[index])
 
 
-def _first_text_column(X: Any) -> str | None:
-    """Name of the first column of a data frame (or object array) that is not numeric."""
+def _columns(X: Any) -> list[tuple[str, Any]]:
+    """Labelled columns of a data frame or of a 2-D NumPy array."""
     names = _column_names(X)
     if names is not None:
-        columns = [
-            (repr(name), np.asarray(X[column]))
-            for name, column in zip(names, X.columns, strict=True)
-        ]
-    elif isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "OUS":
-        columns = [(str(i), X[:, i]) for i in range(X.shape[1])]
-    else:
+        return [(repr(name), X[key]) for name, key in zip(names, X.columns, strict=True)]
+    if isinstance(X, np.ndarray) and X.ndim == 2:
+        return [(str(i), X[:, i]) for i in range(X.shape[1])]
+    return []
+
+
+def _first_dates(X: Any) -> str | None:
+    """Label of the first column of dates; conversion to numbers would be silent."""
+    if isinstance(X, np.ndarray) and X.dtype.kind not in "mM":
         return None
-    for name, values in columns:
-        if values.dtype.kind in "OUST":
-            for row, value in enumerate(values):
-                if isinstance(value, str):
-                    try:
-                        float(value)
-                    except ValueError:
-                        return f"column {name}, row {row}: {value!r}"
+    for label, column in _columns(X):
+        if np.asarray(column[:1]).dtype.kind in "mM":
+            return f"column {label}"
     return None
+
+
+def _first_bad_cell(X: Any) -> tuple[Any, str | None]:
+    """Find the first entry of a table that is not a number, and say where it stands."""
+    for label, column in _columns(X):
+        values = np.asarray(column)
+        if values.dtype.kind in "buifc":
+            continue
+        for row, value in enumerate(values):
+            if not _is_number(value):
+                return value, f"{value!r} in row {row}, column {label}"
+    return None, None

@@ -96,6 +96,8 @@ def make_linear_attention(
     ]:
         check_scalar(value, name, Integral, min_val=1)
     check_scalar(noise, "noise", Real, min_val=0.0)
+    if not np.isfinite(noise):
+        raise ValueError(f"noise must be finite; got {noise}.")
     for name, option, choices in [
         ("output", output, ("last", "sequence")),
         ("state", state, ("sum", "mean")),

@@ -49,6 +49,8 @@ class LeastSquaresProblem:
     weights : array of shape (rows,) or None
         Positive.
     fit_intercept : bool
+    target_exponent : int
+        Targets were divided by 2 to this power; only for results in the units of the user.
 
     Attributes
     ----------
@@ -58,9 +60,15 @@ class LeastSquaresProblem:
     """
 
     def __init__(
-        self, design: Design, targets: Array, weights: Array | None, fit_intercept: bool
+        self,
+        design: Design,
+        targets: Array,
+        weights: Array | None,
+        fit_intercept: bool,
+        target_exponent: int = 0,
     ) -> None:
         self.design = design
+        self.target_exponent = target_exponent
         self.backend: Backend = design.backend
         self.weights = None if weights is None else weights[:, None]
         self.fit_intercept = fit_intercept
@@ -79,6 +87,12 @@ class LeastSquaresProblem:
     def total_weight(self) -> float:
         """``sum_i w_i``."""
         return float(self.design.n_rows if self.weights is None else self.weights.sum())
+
+    @property
+    def largest_rank(self) -> int:
+        """What the number of rows and of features leaves."""
+        rows = self.design.n_rows - (1 if self.fit_intercept else 0)
+        return min(rows, self.design.n_features)
 
     def mean(self, values: Array) -> Array:
         """Weighted mean over rows of ``(rows, m)``."""
@@ -110,7 +124,8 @@ class Solution:
         In the basis of the design (rescaled tokens).
     intercept : array of shape (m,)
     rank : int
-        Directions of feature space that the solution uses.
+        Directions of feature space that the data determine; an upper bound where a penalty
+        makes the system definite.
     condition : float
         Estimated condition number of the factored matrix.
     n_iter : int

@@ -53,18 +53,29 @@ class DualSolver(Solver):
             min(problem.size.n_rows, problem.size.n_features),
             0.0 if mean is None else self.weight * float((mean**2).sum()),
             problem.backend,
+            float(((self.state**2).sum(1) * (self.query**2).sum(1)).max()),
         )
         dual = factor.solve(self.root * problem.targets)
         coef = self._coefficients(dual)
 
         def correct(residual: Array, _: Array) -> Array:
             nonlocal dual
-            step = factor.solve(self.root * residual - alpha * dual)
+            if alpha == 0.0 and factor.rank < len(self.root):
+                # Least squares: the residual is orthogonal to the range of K only once the
+                # solution is right. One factor K projects what is left of it exactly.
+                image = problem.design.matvec(self._coefficients(self.root * residual))
+                if mean is not None:
+                    image = image - problem.mean(image)
+                step = factor.solve(factor.solve(self.root * image))
+            else:
+                step = factor.solve(self.root * residual - alpha * dual)
             dual = dual + step
             return self._coefficients(step)
 
         coef, intercept, n_iter = refine(problem, coef, mean, factor.condition, correct)
-        rank = factor.rank - (1 if problem.fit_intercept else 0)
+        # The weighted ones were given an eigenvalue; they are no direction of the features.
+        rank = factor.rank - (1 if mean is not None and factor.rank else 0)
+        rank = min(rank, problem.largest_rank)
         return Solution(coef, intercept, rank, factor.condition, n_iter)
 
     def _kernel(self) -> Array:

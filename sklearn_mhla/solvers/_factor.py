@@ -85,7 +85,12 @@ Factor = CholeskyFactor | RangeFactor
 
 
 def factorize(
-    build: Callable[[], Array], alpha: float, size: int, offset: float, backend: Backend
+    build: Callable[[], Array],
+    alpha: float,
+    size: int,
+    offset: float,
+    backend: Backend,
+    diagonal: float | None = None,
 ) -> Factor:
     """Factor ``A + alpha I``.
 
@@ -99,9 +104,12 @@ def factorize(
     size : int
         Smaller side of the design, for :func:`rank_tolerance`.
     offset : float
-        Norm of what was subtracted from ``A`` by centring; rounding errors are relative to
-        ``||A|| + offset``.
+        Norm of what was subtracted from ``A`` by centring; rounding errors of the whole are
+        relative to ``||A|| + offset``.
     backend : Backend
+    diagonal : float, optional
+        Largest diagonal entry before centring, to which rounding errors of one entry are
+        relative. None: that of ``A`` plus ``offset``.
 
     Returns
     -------
@@ -111,13 +119,15 @@ def factorize(
     order = matrix.shape[0]
     scale = symmetric_one_norm(matrix, backend) + offset
     floor = rank_tolerance(size) * scale
+    if diagonal is None:
+        diagonal = float(matrix.diagonal().max()) + offset
     if size >= order or alpha > 0.0:  # otherwise singular by its dimensions
         factor = _safe_cholesky(matrix, alpha, floor, scale, backend)
         if factor is not None:
             return factor
         del matrix  # overwritten; let go of it before it is built again
         matrix = build()
-    basis, root = backend.range_factor(matrix, floor)
+    basis, root = backend.range_factor(matrix, rank_tolerance(size) * diagonal)
     rank = basis.shape[1]
     if rank == 0:
         return RangeFactor(basis, root, 1.0, 0, backend)

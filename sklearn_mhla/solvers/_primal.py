@@ -38,6 +38,7 @@ class PrimalSolver(Solver):
             min(problem.size.n_rows, problem.size.n_features),
             0.0 if mean is None else moments.weight * float((mean**2).sum()),
             problem.backend,
+            moments.largest_diagonal(),
         )
 
         def correct(residual: Array, coef: Array) -> Array:
@@ -48,7 +49,8 @@ class PrimalSolver(Solver):
         # Targets are centred already: Phi^T W y_c = Phi_c^T W y_c.
         coef = factor.solve(moments.cross.mT).mT
         coef, intercept, n_iter = refine(problem, coef, mean, factor.condition, correct)
-        return Solution(coef, intercept, factor.rank, factor.condition, n_iter)
+        rank = min(factor.rank, problem.largest_rank)
+        return Solution(coef, intercept, rank, factor.condition, n_iter)
 
     def metric(self, alpha: float) -> Array:
         """``Phi_c^T W Phi_c + alpha I``, both triangles."""
