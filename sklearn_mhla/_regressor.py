@@ -39,12 +39,22 @@ from sklearn_mhla.solvers import (
     LeastSquaresProblem,
     NuclearSolver,
     ProblemSize,
-    SGDSolution,
     Units,
     choose_solver,
     continue_sgd,
     fit_few_heads,
     fit_sgd,
+)
+
+# Attributes that not every solver leaves.
+_OF_ONE_SOLVER = (
+    "rank_",
+    "loss_",
+    "gradient_norm_",
+    "dual_gap_",
+    "loss_curve_",
+    "validation_loss_curve_",
+    "_optimizer",
 )
 
 
@@ -314,12 +324,8 @@ n_samples arrays of shape (n_tokens_i, d)
         """
         check_parameters(self)
         rows, attributes = self._validated(X, y, sample_weight)
-        if self.solver == "sgd":
-            self._fit_sgd(rows)
-        else:
-            self._fit_convex(rows)
-        store_columns(self, attributes)
-        return self
+        solve = self._fit_sgd if self.solver == "sgd" else self._fit_convex
+        return self._store(attributes | solve(rows))
 
     @available_if(_streams)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> MHLARegressor:
@@ -353,9 +359,7 @@ n_samples arrays of shape (n_tokens_i, d)
         check_parameters(self)
         refit = not hasattr(self, "coef_")
         rows, attributes = self._validated(X, y, sample_weight, refit=refit)
-        self._fit_sgd(rows, partial=True)
-        store_columns(self, attributes)
-        return self
+        return self._store(attributes | self._fit_sgd(rows, partial=True))
 
     def predict(self, X: Any) -> Any:
         """Evaluate the model.
@@ -467,13 +471,11 @@ n_samples arrays of shape (n_tokens_i, d)
             causal=module.causal,
             state=module.state,
         )
-        model._store_heads(heads, intercept, Units(0, 0))
-        model.method_ = "torch"
-        model.n_iter_ = 0
-        model.token_dim_ = model.n_features_in_ = heads.value.shape[2]
-        model._target_ndim = 0 if module.squeeze else 1
-        model._rows_are_flat = False
-        return model
+        attributes = model._attributes_of(heads, intercept, Units(0, 0))
+        attributes.update(method_="torch", n_iter_=0, _rows_are_flat=False)
+        attributes.update(dict.fromkeys(("token_dim_", "n_features_in_"), heads.value.shape[2]))
+        attributes["_target_ndim"] = 0 if module.squeeze else 1
+        return model._store(attributes)
 
     def _validated(
         self, X: Any, y: Any, sample_weight: Any, refit: bool = True
@@ -506,10 +508,11 @@ n_samples arrays of shape (n_tokens_i, d)
             backend.asarray(np.ldexp(rows.targets, -units.targets)),
             None if rows.weights is None else backend.asarray(rows.weights),
             self.fit_intercept,
+            units.targets,
         )
         return problem, units
 
-    def _fit_convex(self, rows: Rows) -> None:
+    def _fit_convex(self, rows: Rows) -> dict[str, Any]:
         backend = backend_for(self.device, rows.sequences.device)
         size = ProblemSize(
             n_rows=len(rows.targets),
@@ -525,20 +528,22 @@ n_samples arrays of shape (n_tokens_i, d)
             print(f"[{type(self).__name__}] method={solver.name!r}: {reason}")
         problem, units = self._problem(backend, rows, bool(self.verbose))
         if self.penalty == "nuclear":
-            self._fit_nuclear(problem, units, solver.name)
-        elif restricted:
-            self._fit_few_heads(problem, units, solver.name)
-        else:
-            solution = solver(problem).solve(units.alpha(self.alpha))
-            self.coef_ = units.coef(backend.to_numpy(solution.coef))
-            self.intercept_ = units.intercept(backend.to_numpy(solution.intercept))
-            self.n_iter_ = solution.n_iter
-            self.rank_ = solution.rank
-            self._heads = None
-        self._optimizer = None
-        self.method_ = solver.name
+            return self._fit_nuclear(problem, units, solver.name)
+        if restricted:
+            return self._fit_few_heads(problem, units, solver.name)
+        solution = solver(problem).solve(units.alpha(self.alpha))
+        return {
+            "coef_": units.coef(backend.to_numpy(solution.coef)),
+            "intercept_": units.intercept(backend.to_numpy(solution.intercept)),
+            "_heads": None,
+            "method_": solver.name,
+            "n_iter_": solution.n_iter,
+            "rank_": solution.rank,
+        }
 
-    def _fit_few_heads(self, problem: LeastSquaresProblem, units: Units, method: str) -> None:
+    def _fit_few_heads(
+        self, problem: LeastSquaresProblem, units: Units, method: str
+    ) -> dict[str, Any]:
         solution = fit_few_heads(
             problem,
             int(self.n_heads or 0),
@@ -548,21 +553,27 @@ n_samples arrays of shape (n_tokens_i, d)
             tol=self.tol,
             random=check_random_state(self.random_state),
         )
-        self._store_heads(solution.heads, solution.intercept, units)
-        self.n_iter_ = solution.n_iter
-        self.loss_ = units.loss(solution.loss)
-        self.gradient_norm_ = solution.gradient_norm
+        return self._attributes_of(solution.heads, solution.intercept, units) | {
+            "method_": method,
+            "n_iter_": solution.n_iter,
+            "loss_": units.loss(solution.loss),
+            "gradient_norm_": solution.gradient_norm,
+        }
 
-    def _fit_nuclear(self, problem: LeastSquaresProblem, units: Units, method: str) -> None:
+    def _fit_nuclear(
+        self, problem: LeastSquaresProblem, units: Units, method: str
+    ) -> dict[str, Any]:
         solution = NuclearSolver(problem, method).solve(
             units.nuclear_alpha(self.alpha), max_iter=10 * self.max_iter, tol=self.tol
         )
-        self._store_heads(solution.heads, solution.intercept, units)
-        self.n_iter_ = solution.n_iter
-        self.loss_ = units.loss(solution.loss)
-        self.dual_gap_ = solution.gap
+        return self._attributes_of(solution.heads, solution.intercept, units) | {
+            "method_": method,
+            "n_iter_": solution.n_iter,
+            "loss_": units.loss(solution.loss),
+            "dual_gap_": solution.gap,
+        }
 
-    def _fit_sgd(self, rows: Rows, partial: bool = False) -> None:
+    def _fit_sgd(self, rows: Rows, partial: bool = False) -> dict[str, Any]:
         optimizer = getattr(self, "_optimizer", None) if partial else None
         going_on = partial and hasattr(self, "coef_")
         with one_torch_thread():
@@ -577,7 +588,15 @@ n_samples arrays of shape (n_tokens_i, d)
                 solution = continue_sgd(problem, alpha, options, optimizer, start)
             else:
                 solution = fit_sgd(problem, alpha, options, start)
-        self._store_sgd(solution, units, going_on)
+        curve = (getattr(self, "loss_curve_", []) if going_on else []) + solution.loss_curve
+        return self._attributes_of(solution.heads, solution.intercept, units) | {
+            "_optimizer": solution.optimizer,
+            "method_": "sgd",
+            "n_iter_": len(curve),
+            "loss_": solution.loss,
+            "loss_curve_": curve,
+            "validation_loss_curve_": solution.validation_curve,
+        }
 
     def _model_so_far(
         self, problem: LeastSquaresProblem, units: Units, n_heads: int
@@ -595,20 +614,21 @@ n_samples arrays of shape (n_tokens_i, d)
         intercept = np.ldexp(self.intercept_, -units.targets)
         return units.rescaled_heads(heads), intercept if self.fit_intercept else 0.0 * intercept
 
-    def _store_sgd(self, solution: SGDSolution, units: Units, going_on: bool) -> None:
-        self._store_heads(solution.heads, solution.intercept, units)
-        self._optimizer = solution.optimizer
-        self.method_ = "sgd"
-        self.loss_ = units.loss(solution.loss)
-        before = getattr(self, "loss_curve_", []) if going_on else []
-        self.loss_curve_ = before + [units.loss(loss) for loss in solution.loss_curve]
-        self.validation_loss_curve_ = [units.loss(loss) for loss in solution.validation_curve]
-        self.n_iter_ = len(self.loss_curve_)
+    def _attributes_of(self, heads: Heads, intercept: np.ndarray, units: Units) -> dict[str, Any]:
+        """Attributes of a model that was fitted as heads."""
+        given = units.heads(heads)
+        return {
+            "coef_": given.coefficients(),
+            "intercept_": units.intercept(np.asarray(intercept)),
+            "_heads": given,
+        }
 
-    def _store_heads(self, heads: Heads, intercept: np.ndarray, units: Units) -> None:
-        self._heads = units.heads(heads)
-        self.coef_ = self._heads.coefficients()
-        self.intercept_ = units.intercept(np.asarray(intercept))
+    def _store(self, attributes: dict[str, Any]) -> MHLARegressor:
+        """Set fitted attributes, all at once, and forget those of another solver."""
+        for name in _OF_ONE_SOLVER:
+            self.__dict__.pop(name, None)
+        store_columns(self, attributes)
+        return self
 
     @property
     def value_(self) -> np.ndarray:

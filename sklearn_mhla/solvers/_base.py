@@ -49,6 +49,8 @@ class LeastSquaresProblem:
     weights : array of shape (rows,) or None
         Positive.
     fit_intercept : bool
+    target_exponent : int, default=0
+        Targets are those of the user divided by ``2 ** target_exponent``.
 
     Attributes
     ----------
@@ -58,12 +60,18 @@ class LeastSquaresProblem:
     """
 
     def __init__(
-        self, design: Design, targets: Array, weights: Array | None, fit_intercept: bool
+        self,
+        design: Design,
+        targets: Array,
+        weights: Array | None,
+        fit_intercept: bool,
+        target_exponent: int = 0,
     ) -> None:
         self.design = design
         self.backend: Backend = design.backend
         self.weights = None if weights is None else weights[:, None]
         self.fit_intercept = fit_intercept
+        self.target_exponent = target_exponent
         self.target_mean = self.mean(targets) if fit_intercept else targets[0] * 0.0
         self.targets = targets - self.target_mean if fit_intercept else targets
 

@@ -7,6 +7,7 @@ the same for any number of tokens behind a state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -63,13 +64,13 @@ class StandardUnits:
             np.array(backend.to_numpy(problem.target_mean)),
         )
 
-    def rescaled(self, exponent: int) -> StandardUnits:
-        """The same for tokens that were multiplied by ``2 ** exponent``."""
+    def rescaled(self, exponent: int, target_exponent: int) -> StandardUnits:
+        """The same for tokens and targets that were multiplied by these powers of two."""
         return StandardUnits(
             np.ldexp(self.state, exponent),
             np.ldexp(self.query, exponent),
-            self.target,
-            self.offset,
+            math.ldexp(self.target, target_exponent),
+            np.ldexp(self.offset, target_exponent),
         )
 
     def inwards(self, heads: Heads, intercept: np.ndarray) -> tuple[Heads, np.ndarray]:

@@ -87,10 +87,11 @@ class SGDSolution:
     Attributes
     ----------
     heads : Heads
-        In the units of the design (rescaled tokens).
+        In the units of the problem (rescaled tokens and targets), like the intercept.
     intercept : ndarray of shape (m,)
     loss : float
-        Half the weighted residual sum of squares plus half the penalty, at the end.
+        Half the weighted residual sum of squares plus half the penalty, at the end, in the units
+        of the user, like the curves.
     loss_curve : list of float
         The same per unit of weight, averaged over each pass while the heads moved.
     validation_curve : list of float
@@ -123,7 +124,7 @@ def fit_sgd(
         Penalty on the squared norm of the coefficients.
     options : SGDOptions
     start : tuple of Heads and ndarray of shape (m,), optional
-        First heads and intercept, in the units of the design; random heads if None.
+        First heads and intercept, in the units of the problem; random heads if None.
 
     Returns
     -------
@@ -159,13 +160,13 @@ def fit_sgd(
             if not finite:
                 model.flat.copy_(before)
                 break
-            loss_curve.append(loss * units.target**2)
+            loss_curve.append(model.in_given_units(loss))
             bar.set_postfix(loss=f"{loss_curve[-1]:.3g}", refresh=False)
             bar.update()
             if validation is None:
                 continue
             held_out_loss = model.mean_loss(validation)
-            validation_curve.append(held_out_loss * units.target**2)
+            validation_curve.append(model.in_given_units(held_out_loss))
             idle = 0 if held_out_loss < best_loss * (1.0 - options.tol) else idle + 1
             if held_out_loss < best_loss:
                 best_loss = held_out_loss
@@ -208,11 +209,12 @@ def continue_sgd(
     FloatingPointError
         If the loss is not finite.
     """
-    exponent = problem.design.exponent
     if optimizer is None:
         units = StandardUnits.of(problem)
     else:
-        units = StandardUnits(*(optimizer[name] for name in _UNITS)).rescaled(-exponent)
+        units = StandardUnits(*(optimizer[name] for name in _UNITS)).rescaled(
+            -problem.design.exponent, -problem.target_exponent
+        )
     samples = Samples(problem, units, np.arange(len(problem.design.sequences)))
     model = _Model(samples, alpha, options.n_heads)
     if optimizer is not None:
@@ -229,7 +231,7 @@ def continue_sgd(
             "model is what it was before this call of partial_fit."
         )
     objective = model.mean_loss(samples) + model.penalty()
-    return model.solution(objective, [loss * units.target**2], [])
+    return model.solution(objective, [model.in_given_units(loss)], [])
 
 
 _UNITS = ("state_unit", "query_unit", "target_unit", "offset")
@@ -245,7 +247,7 @@ class _Model:
         problem, units = samples.problem, samples.units
         self.backend = backend = problem.backend
         self.units = units
-        self.exponent = problem.design.exponent
+        self.exponents = problem.design.exponent, problem.target_exponent
         self.fit_intercept = problem.fit_intercept
         self.total_weight = samples.total_weight
         self.n_heads, self.n_outputs = n_heads, int(problem.targets.shape[1])
@@ -329,6 +331,11 @@ class _Model:
         """The penalty's share of the loss."""
         return 0.0 if self._penalty is None else float(self._penalty_loss(self._coef()))
 
+    def in_given_units(self, loss: float) -> float:
+        """A loss in the units that the user's targets came in."""
+        with np.errstate(over="ignore"):
+            return float(np.ldexp(loss * self.units.target**2, 2 * self.exponents[1]))
+
     def solution(
         self, objective: float, loss_curve: list[float], validation_curve: list[float]
     ) -> SGDSolution:
@@ -338,7 +345,7 @@ class _Model:
             to_numpy(self.value).reshape(self.n_heads, self.n_outputs, d),
             to_numpy(self.key_query).reshape(self.n_heads, d, d),
         )
-        units = self.units.rescaled(self.exponent)
+        units = self.units.rescaled(*self.exponents)
         optimizer = {
             "flat": np.array(to_numpy(self.flat)),
             "first": np.array(to_numpy(self.first)),
@@ -350,7 +357,7 @@ class _Model:
         )
         return SGDSolution(
             *self.units.outwards(heads, to_numpy(self.bias)),
-            objective * self.total_weight * self.units.target**2,
+            self.in_given_units(objective) * self.total_weight,
             loss_curve,
             validation_curve,
             optimizer,

@@ -21,7 +21,7 @@ from sklearn_mhla._backend import TorchBackend, one_torch_thread
 from sklearn_mhla._design import Design
 from sklearn_mhla._tokens import check_sequences, check_targets
 from sklearn_mhla.datasets import make_linear_attention
-from sklearn_mhla.solvers import LeastSquaresProblem, _mini_batches
+from sklearn_mhla.solvers import LeastSquaresProblem
 from sklearn_mhla.solvers._mini_batches import Samples, StandardUnits
 from sklearn_mhla.solvers._sgd import _Model, _schedule
 
@@ -453,9 +453,24 @@ def test_sample_weight_zero_leaves_a_sequence_out():
 
 def test_states_that_do_not_fit_are_computed_piece_by_piece(monkeypatch):
     X, y = teacher_data(300, n_tokens=(1, 6), output="sequence")
-    monkeypatch.setattr(_mini_batches, "_MEMORY_SHARE", 1e-9)
+    loads = []
+    load = Samples._load
+    monkeypatch.setattr(Samples, "_load", lambda self, at: loads.append(len(at)) or load(self, at))
+    # a row has 6 entries of its state, 3 of its query, a target and a weight: 88 bytes
+    monkeypatch.setattr(TorchBackend, "available_memory", lambda _: 2 * 64 * 3.6 * 88)
     model = sgd(output="sequence", max_iter=40).fit(X[:200], y[:200])
     assert model.score(X[200:], y[200:]) > 0.99
+    assert len(loads) == 3 * 41  # every pass, and the evaluation at the end
+    assert 60 < loads[0] < 75
+
+
+def test_a_refit_forgets_what_another_solver_left():
+    X, y = teacher_data(60)
+    model = sgd(max_iter=2).fit(X, y)
+    assert model.set_params(solver="convex").fit(X, y).method_ == "primal"
+    assert not hasattr(model, "loss_curve_")
+    assert not hasattr(model.set_params(solver="sgd").fit(X, y), "rank_")
+    assert len(model.fit(X, y).loss_curve_) == 2
 
 
 def test_verbose_shows_epochs_and_loss(capsys):
