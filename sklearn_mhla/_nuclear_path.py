@@ -9,10 +9,10 @@ from sklearn.base import clone
 from sklearn.utils import Bunch
 
 from sklearn_mhla._backend import backend_for
-from sklearn_mhla._features import n_cubic_features
+from sklearn_mhla._fitting import problem_of, size_of
 from sklearn_mhla._parameters import check_parameters
 from sklearn_mhla._regressor import MHLARegressor
-from sklearn_mhla.solvers import NuclearSolver, ProblemSize, choose_solver
+from sklearn_mhla.solvers import NuclearSolver, choose_solver
 
 
 def nuclear_norm_path(
@@ -78,14 +78,8 @@ def nuclear_norm_path(
         if len(alphas) == 0 or not (np.isfinite(alphas).all() and alphas[-1] > 0.0):
             raise ValueError("alphas must hold at least one penalty, all positive and finite.")
     backend = backend_for(model.device, rows.sequences.device)
-    size = ProblemSize(
-        n_rows=len(rows.targets),
-        n_features=n_cubic_features(rows.sequences.token_dim),
-        n_outputs=rows.targets.shape[1],
-        token_dim=rows.sequences.token_dim,
-    )
-    method = choose_solver(model.method, size, backend.available_memory())[0].name
-    problem, units = model._problem(backend, rows)
+    method = choose_solver(model.method, size_of(rows), backend.available_memory())[0].name
+    problem, units = problem_of(model, backend, rows)
     solver = NuclearSolver(problem, method)
     if alphas is None:
         largest = solver.largest_penalty() / units.nuclear_alpha(1.0)

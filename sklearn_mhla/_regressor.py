@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from sklearn_mhla._backend import (
     Array,
-    Backend,
     as_input_kind,
     backend_for,
     import_torch,
-    one_torch_thread,
 )
-from sklearn_mhla._design import Design
-from sklearn_mhla._features import n_cubic_features
+from sklearn_mhla._fitting import attributes_of, design_of, fit_convex, fit_sgd_model
 from sklearn_mhla._heads import Heads, svd_heads
 from sklearn_mhla._minimal_heads import minimal_heads
-from sklearn_mhla._parameters import check_parameters, sgd_options
+from sklearn_mhla._parameters import check_parameters
 from sklearn_mhla._tokens import (
     Rows,
     Sequences,
@@ -36,14 +31,7 @@ from sklearn_mhla._tokens import (
     store_columns,
 )
 from sklearn_mhla.solvers import (
-    LeastSquaresProblem,
-    NuclearSolver,
-    ProblemSize,
     Units,
-    choose_solver,
-    continue_sgd,
-    fit_few_heads,
-    fit_sgd,
 )
 
 # Attributes that not every solver leaves.
@@ -324,8 +312,8 @@ n_samples arrays of shape (n_tokens_i, d)
         """
         check_parameters(self)
         rows, attributes = self._validated(X, y, sample_weight)
-        solve = self._fit_sgd if self.solver == "sgd" else self._fit_convex
-        return self._store(attributes | solve(rows))
+        solve = fit_sgd_model if self.solver == "sgd" else fit_convex
+        return self._store(attributes | solve(self, rows))
 
     @available_if(_streams)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> MHLARegressor:
@@ -359,7 +347,7 @@ n_samples arrays of shape (n_tokens_i, d)
         check_parameters(self)
         refit = not hasattr(self, "coef_")
         rows, attributes = self._validated(X, y, sample_weight, refit=refit)
-        return self._store(attributes | self._fit_sgd(rows, partial=True))
+        return self._store(attributes | fit_sgd_model(self, rows, partial=True))
 
     def predict(self, X: Any) -> Any:
         """Evaluate the model.
@@ -471,7 +459,7 @@ n_samples arrays of shape (n_tokens_i, d)
             causal=module.causal,
             state=module.state,
         )
-        attributes = model._attributes_of(heads, intercept, Units(0, 0))
+        attributes = attributes_of(heads, intercept, Units(0, 0))
         attributes.update(method_="torch", n_iter_=0, _rows_are_flat=False)
         attributes.update(dict.fromkeys(("token_dim_", "n_features_in_"), heads.value.shape[2]))
         attributes["_target_ndim"] = 0 if module.squeeze else 1
@@ -496,132 +484,6 @@ n_samples arrays of shape (n_tokens_i, d)
         attributes = describe_columns(X, sequences) if refit else {}
         attributes.update(token_dim_=sequences.token_dim, _target_ndim=target_ndim)
         return rows_of_positive_weight(sequences, targets, weights, self.output), attributes
-
-    def _problem(
-        self, backend: Backend, rows: Rows, verbose: bool = False
-    ) -> tuple[LeastSquaresProblem, Units]:
-        """The problem in rescaled tokens and targets, and the units it is in."""
-        design = self._design(rows.sequences, backend, verbose=verbose)
-        units = Units(design.exponent, math.frexp(np.abs(rows.targets).max())[1])
-        problem = LeastSquaresProblem(
-            design,
-            backend.asarray(np.ldexp(rows.targets, -units.targets)),
-            None if rows.weights is None else backend.asarray(rows.weights),
-            self.fit_intercept,
-            units.targets,
-        )
-        return problem, units
-
-    def _fit_convex(self, rows: Rows) -> dict[str, Any]:
-        backend = backend_for(self.device, rows.sequences.device)
-        size = ProblemSize(
-            n_rows=len(rows.targets),
-            n_features=n_cubic_features(rows.sequences.token_dim),
-            n_outputs=rows.targets.shape[1],
-            token_dim=rows.sequences.token_dim,
-        )
-        restricted = self.n_heads is not None and self.n_heads < _most_heads(size)
-        solver, reason = choose_solver(
-            self.method, size, backend.available_memory(), self.n_heads if restricted else None
-        )
-        if self.verbose:
-            print(f"[{type(self).__name__}] method={solver.name!r}: {reason}")
-        problem, units = self._problem(backend, rows, bool(self.verbose))
-        if self.penalty == "nuclear":
-            return self._fit_nuclear(problem, units, solver.name)
-        if restricted:
-            return self._fit_few_heads(problem, units, solver.name)
-        solution = solver(problem).solve(units.alpha(self.alpha))
-        return {
-            "coef_": units.coef(backend.to_numpy(solution.coef)),
-            "intercept_": units.intercept(backend.to_numpy(solution.intercept)),
-            "_heads": None,
-            "method_": solver.name,
-            "n_iter_": solution.n_iter,
-            "rank_": solution.rank,
-        }
-
-    def _fit_few_heads(
-        self, problem: LeastSquaresProblem, units: Units, method: str
-    ) -> dict[str, Any]:
-        solution = fit_few_heads(
-            problem,
-            int(self.n_heads or 0),
-            units.alpha(self.alpha),
-            method=method,
-            max_iter=self.max_iter,
-            tol=self.tol,
-            random=check_random_state(self.random_state),
-        )
-        return self._attributes_of(solution.heads, solution.intercept, units) | {
-            "method_": method,
-            "n_iter_": solution.n_iter,
-            "loss_": units.loss(solution.loss),
-            "gradient_norm_": solution.gradient_norm,
-        }
-
-    def _fit_nuclear(
-        self, problem: LeastSquaresProblem, units: Units, method: str
-    ) -> dict[str, Any]:
-        solution = NuclearSolver(problem, method).solve(
-            units.nuclear_alpha(self.alpha), max_iter=10 * self.max_iter, tol=self.tol
-        )
-        return self._attributes_of(solution.heads, solution.intercept, units) | {
-            "method_": method,
-            "n_iter_": solution.n_iter,
-            "loss_": units.loss(solution.loss),
-            "dual_gap_": solution.gap,
-        }
-
-    def _fit_sgd(self, rows: Rows, partial: bool = False) -> dict[str, Any]:
-        optimizer = getattr(self, "_optimizer", None) if partial else None
-        going_on = partial and hasattr(self, "coef_")
-        with one_torch_thread():
-            backend = backend_for(self.device, rows.sequences.device, torch_on_cpu=True)
-            problem, units = self._problem(backend, rows)
-            options = sgd_options(self, _most_heads(problem.size))
-            start = None
-            if going_on or (self.warm_start and hasattr(self, "coef_")):
-                start = self._model_so_far(problem, units, options.n_heads)
-            alpha = units.alpha(self.alpha)
-            if partial:
-                solution = continue_sgd(problem, alpha, options, optimizer, start)
-            else:
-                solution = fit_sgd(problem, alpha, options, start)
-        curve = (getattr(self, "loss_curve_", []) if going_on else []) + solution.loss_curve
-        return self._attributes_of(solution.heads, solution.intercept, units) | {
-            "_optimizer": solution.optimizer,
-            "method_": "sgd",
-            "n_iter_": len(curve),
-            "loss_": solution.loss,
-            "loss_curve_": curve,
-            "validation_loss_curve_": solution.validation_curve,
-        }
-
-    def _model_so_far(
-        self, problem: LeastSquaresProblem, units: Units, n_heads: int
-    ) -> tuple[Heads, np.ndarray]:
-        """Heads and intercept to go on from, in the units of the problem."""
-        heads = self._computed_heads("value_")
-        wanted = (n_heads, problem.size.n_outputs, problem.size.token_dim)
-        if heads.value.shape != wanted:
-            raise ValueError(
-                f"The model so far has value_ of shape {heads.value.shape}, these data and "
-                f"parameters need {wanted} (heads, outputs, token width). Set "
-                f"n_heads={len(heads.value)} to train it further; fit with warm_start=False starts "
-                "anew."
-            )
-        intercept = np.ldexp(self.intercept_, -units.targets)
-        return units.rescaled_heads(heads), intercept if self.fit_intercept else 0.0 * intercept
-
-    def _attributes_of(self, heads: Heads, intercept: np.ndarray, units: Units) -> dict[str, Any]:
-        """Attributes of a model that was fitted as heads."""
-        given = units.heads(heads)
-        return {
-            "coef_": given.coefficients(),
-            "intercept_": units.intercept(np.asarray(intercept)),
-            "_heads": given,
-        }
 
     def _store(self, attributes: dict[str, Any]) -> MHLARegressor:
         """Set fitted attributes, all at once, and forget those of another solver."""
@@ -661,22 +523,9 @@ n_samples arrays of shape (n_tokens_i, d)
         compare_features(self, X)
         return check_sequences(X, n_tokens=self.n_tokens, token_dim=self.token_dim_)
 
-    def _design(
-        self, sequences: Sequences, backend: Backend, *, rescale: bool = True, verbose: bool = False
-    ) -> Design:
-        return Design(
-            sequences,
-            backend,
-            output=self.output,
-            causal=self.causal,
-            state=self.state,
-            rescale=rescale,
-            verbose=verbose,
-        )
-
     def _predict_rows(self, sequences: Sequences) -> np.ndarray:
         backend = backend_for(self.device, sequences.device, fall_back=True)
-        design = self._design(sequences, backend, rescale=False)
+        design = design_of(self, sequences, backend, rescale=False)
         rows: Array = design.matvec(design.backend.asarray(self.coef_))
         predictions: np.ndarray = design.backend.to_numpy(rows)
         predictions += self.intercept_
@@ -696,8 +545,3 @@ n_samples arrays of shape (n_tokens_i, d)
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         return tags
-
-
-def _most_heads(size: ProblemSize) -> int:
-    """With that many heads every function of the model class can be written."""
-    return min(size.n_outputs * size.token_dim, size.token_dim**2)

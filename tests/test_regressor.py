@@ -358,7 +358,7 @@ def test_heads_are_computed_once_and_only_when_asked_for(monkeypatch):
 
     monkeypatch.setattr(_regressor, "minimal_heads", counting)
     X, y = noisy()
-    model = MHLARegressor(heads="svd").fit(X, y)
+    model = MHLARegressor().fit(X, y)
     model.predict(X)
     model.score(X, y)
     assert not calls

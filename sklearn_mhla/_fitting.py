@@ -1,0 +1,192 @@
+"""From an estimator's parameters and validated rows to its fitted attributes.
+
+Functions here read parameters of an estimator (``model``) and set nothing on it: they return the
+attributes to store, so that a fit that fails leaves an earlier one as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_random_state
+
+from sklearn_mhla._backend import Backend, backend_for, one_torch_thread
+from sklearn_mhla._design import Design
+from sklearn_mhla._features import n_cubic_features
+from sklearn_mhla._heads import Heads
+from sklearn_mhla._parameters import sgd_options
+from sklearn_mhla._tokens import Rows, Sequences
+from sklearn_mhla.solvers import (
+    LeastSquaresProblem,
+    NuclearSolver,
+    ProblemSize,
+    Units,
+    choose_solver,
+    continue_sgd,
+    fit_few_heads,
+    fit_sgd,
+)
+
+
+def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
+    backend = backend_for(model.device, rows.sequences.device)
+    size = size_of(rows)
+    restricted = model.n_heads is not None and model.n_heads < _most_heads(size)
+    solver, reason = choose_solver(
+        model.method, size, backend.available_memory(), model.n_heads if restricted else None
+    )
+    if model.verbose:
+        print(f"[{type(model).__name__}] method={solver.name!r}: {reason}")
+    problem, units = problem_of(model, backend, rows, bool(model.verbose))
+    if model.penalty == "nuclear":
+        return _fit_nuclear(model, problem, units, solver.name)
+    if restricted:
+        return _fit_few_heads(model, problem, units, solver.name)
+    solution = solver(problem).solve(units.alpha(model.alpha))
+    return {
+        "coef_": units.coef(backend.to_numpy(solution.coef)),
+        "intercept_": units.intercept(backend.to_numpy(solution.intercept)),
+        "_heads": None,
+        "method_": solver.name,
+        "n_iter_": solution.n_iter,
+        "rank_": solution.rank,
+    }
+
+
+def _fit_few_heads(
+    model: Any, problem: LeastSquaresProblem, units: Units, method: str
+) -> dict[str, Any]:
+    solution = fit_few_heads(
+        problem,
+        int(model.n_heads or 0),
+        units.alpha(model.alpha),
+        method=method,
+        max_iter=model.max_iter,
+        tol=model.tol,
+        random=check_random_state(model.random_state),
+    )
+    return attributes_of(solution.heads, solution.intercept, units) | {
+        "method_": method,
+        "n_iter_": solution.n_iter,
+        "loss_": units.loss(solution.loss),
+        "gradient_norm_": solution.gradient_norm,
+    }
+
+
+def _fit_nuclear(
+    model: Any, problem: LeastSquaresProblem, units: Units, method: str
+) -> dict[str, Any]:
+    solution = NuclearSolver(problem, method).solve(
+        units.nuclear_alpha(model.alpha), max_iter=10 * model.max_iter, tol=model.tol
+    )
+    return attributes_of(solution.heads, solution.intercept, units) | {
+        "method_": method,
+        "n_iter_": solution.n_iter,
+        "loss_": units.loss(solution.loss),
+        "dual_gap_": solution.gap,
+    }
+
+
+def fit_sgd_model(model: Any, rows: Rows, partial: bool = False) -> dict[str, Any]:
+    optimizer = getattr(model, "_optimizer", None) if partial else None
+    going_on = partial and hasattr(model, "coef_")
+    with one_torch_thread():
+        backend = backend_for(model.device, rows.sequences.device, torch_on_cpu=True)
+        problem, units = problem_of(model, backend, rows)
+        options = sgd_options(model, _most_heads(problem.size))
+        start = None
+        if going_on or (model.warm_start and hasattr(model, "coef_")):
+            start = _model_so_far(model, problem, units, options.n_heads)
+        alpha = units.alpha(model.alpha)
+        if partial:
+            solution = continue_sgd(problem, alpha, options, optimizer, start)
+        else:
+            solution = fit_sgd(problem, alpha, options, start)
+    curve = (getattr(model, "loss_curve_", []) if going_on else []) + solution.loss_curve
+    return attributes_of(solution.heads, solution.intercept, units) | {
+        "_optimizer": solution.optimizer,
+        "method_": "sgd",
+        "n_iter_": len(curve),
+        "loss_": solution.loss,
+        "loss_curve_": curve,
+        "validation_loss_curve_": solution.validation_curve,
+    }
+
+
+def _model_so_far(
+    model: Any, problem: LeastSquaresProblem, units: Units, n_heads: int
+) -> tuple[Heads, np.ndarray]:
+    """Heads and intercept to go on from, in the units of the problem."""
+    heads = model._computed_heads("value_")
+    wanted = (n_heads, problem.size.n_outputs, problem.size.token_dim)
+    if heads.value.shape != wanted:
+        raise ValueError(
+            f"The model so far has value_ of shape {heads.value.shape}, these data and "
+            f"parameters need {wanted} (heads, outputs, token width). Set "
+            f"n_heads={len(heads.value)} to train it further; fit with warm_start=False starts "
+            "anew."
+        )
+    intercept = np.ldexp(model.intercept_, -units.targets)
+    return units.rescaled_heads(heads), intercept if model.fit_intercept else 0.0 * intercept
+
+
+def attributes_of(heads: Heads, intercept: np.ndarray, units: Units) -> dict[str, Any]:
+    """Attributes of a model that was fitted as heads."""
+    given = units.heads(heads)
+    return {
+        "coef_": given.coefficients(),
+        "intercept_": units.intercept(np.asarray(intercept)),
+        "_heads": given,
+    }
+
+
+def size_of(rows: Rows) -> ProblemSize:
+    """Rows, features, outputs and token width."""
+    return ProblemSize(
+        n_rows=len(rows.targets),
+        n_features=n_cubic_features(rows.sequences.token_dim),
+        n_outputs=rows.targets.shape[1],
+        token_dim=rows.sequences.token_dim,
+    )
+
+
+def problem_of(
+    model: Any, backend: Backend, rows: Rows, verbose: bool = False
+) -> tuple[LeastSquaresProblem, Units]:
+    """The problem in rescaled tokens and targets, and the units it is in."""
+    design = design_of(model, rows.sequences, backend, verbose=verbose)
+    units = Units(design.exponent, math.frexp(np.abs(rows.targets).max())[1])
+    problem = LeastSquaresProblem(
+        design,
+        backend.asarray(np.ldexp(rows.targets, -units.targets)),
+        None if rows.weights is None else backend.asarray(rows.weights),
+        model.fit_intercept,
+        units.targets,
+    )
+    return problem, units
+
+
+def design_of(
+    model: Any,
+    sequences: Sequences,
+    backend: Backend,
+    *,
+    rescale: bool = True,
+    verbose: bool = False,
+) -> Design:
+    return Design(
+        sequences,
+        backend,
+        output=model.output,
+        causal=model.causal,
+        state=model.state,
+        rescale=rescale,
+        verbose=verbose,
+    )
+
+
+def _most_heads(size: ProblemSize) -> int:
+    """With that many heads every function of the model class can be written."""
+    return min(size.n_outputs * size.token_dim, size.token_dim**2)
