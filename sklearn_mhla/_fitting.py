@@ -31,6 +31,7 @@ from sklearn_mhla.solvers import (
 
 
 def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
+    """Attributes of a convex fit: unrestricted, with few heads, or with the nuclear norm."""
     backend = backend_for(model.device, rows.sequences.device)
     size = size_of(rows)
     restricted = model.n_heads is not None and model.n_heads < _most_heads(size)
@@ -90,6 +91,7 @@ def _fit_nuclear(
 
 
 def fit_sgd_model(model: Any, rows: Rows, partial: bool = False) -> dict[str, Any]:
+    """Attributes of a fit by stochastic gradients, or after one more pass (``partial``)."""
     optimizer = getattr(model, "_optimizer", None) if partial else None
     going_on = partial and hasattr(model, "coef_")
     with one_torch_thread():
@@ -134,11 +136,10 @@ def _model_so_far(
 
 def attributes_of(heads: Heads, intercept: np.ndarray, units: Units) -> dict[str, Any]:
     """Attributes of a model that was fitted as heads."""
-    given = units.heads(heads)
     return {
-        "coef_": given.coefficients(),
+        "coef_": units.coef(heads.coefficients()),
         "intercept_": units.intercept(np.asarray(intercept)),
-        "_heads": given,
+        "_heads": units.heads(heads),
     }
 
 
@@ -176,6 +177,7 @@ def design_of(
     rescale: bool = True,
     verbose: bool = False,
 ) -> Design:
+    """The implicit design matrix that the parameters ask for."""
     return Design(
         sequences,
         backend,

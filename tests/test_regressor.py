@@ -19,7 +19,14 @@ from reference import (
 )
 from sklearn.exceptions import NotFittedError
 
-from sklearn_mhla import Heads, MHLARegressor, _regressor, function_distance, minimal_heads
+from sklearn_mhla import (
+    Heads,
+    MHLARegressor,
+    _fitting,
+    _regressor,
+    function_distance,
+    minimal_heads,
+)
 from sklearn_mhla._backend import NumpyBackend
 from sklearn_mhla.solvers import ProblemSize, choose_solver
 
@@ -87,7 +94,7 @@ def test_bad_parameters_are_named(params, error, message, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("work was started before the parameters were checked")
 
-    monkeypatch.setattr(_regressor, "Design", refuse)
+    monkeypatch.setattr(_fitting, "Design", refuse)
     X, y = noisy()
     with pytest.raises(error, match=message):
         MHLARegressor(**params).fit(X, y)
@@ -562,7 +569,7 @@ def test_case_M02_dual_that_cannot_fit_is_refused_before_any_work(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("work was started before memory was checked")
 
-    monkeypatch.setattr(_regressor, "Design", refuse)
+    monkeypatch.setattr(_fitting, "Design", refuse)
     with pytest.raises(MemoryError, match=r"method='dual' needs 51\.2 GB.*only 16 GB") as caught:
         MHLARegressor(method="dual").fit(X, y)
     assert "rows=80000, p=18" in str(caught.value)

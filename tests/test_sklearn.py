@@ -522,7 +522,7 @@ def test_html_of_a_fitted_model_computes_no_heads(monkeypatch):
     def refuse(*args):
         raise AssertionError("a display must not start a large decomposition")
 
-    monkeypatch.setattr(_regressor, "svd_heads", refuse)
+    monkeypatch.setattr(_regressor, "minimal_heads", refuse)
     page = estimator_html_repr(make_pipeline(FunctionTransformer(), model))
     assert "MHLARegressor" in page
     if parse_version(sklearn.__version__) >= parse_version("1.9"):

@@ -14,7 +14,7 @@ import scipy.sparse
 import torch
 from reference import make_heads, make_ragged, make_sequences, predict_heads
 
-from sklearn_mhla import MHLARegressor, _regressor, _tokens
+from sklearn_mhla import MHLARegressor, _fitting, _tokens
 
 N_TOKENS, TOKEN_DIM = 4, 2
 COLUMNS = ["a", "b", "c", "d", "e", "f", "g", "h"]
@@ -313,8 +313,8 @@ def no_work(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("work was started before the input was checked")
 
-    monkeypatch.setattr(_regressor, "Design", refuse)
-    monkeypatch.setattr(_regressor, "LeastSquaresProblem", refuse)
+    monkeypatch.setattr(_fitting, "Design", refuse)
+    monkeypatch.setattr(_fitting, "LeastSquaresProblem", refuse)
 
 
 def fitting(X, y=None, sample_weight=None, **params):

@@ -214,13 +214,15 @@ def test_s08_one_seed_gives_one_model_and_global_states_stay():
 
 
 def test_s08_the_callers_threads_do_not_change_the_model():
-    X, y = teacher_data(400, n_tokens=100, n_features=8)
+    # sums over so many rows are split between threads, where there are several
+    X, y = teacher_data(1000, n_tokens=100, output="sequence")
+    model = sgd(max_iter=10, batch_size=1000, output="sequence", fit_intercept=True)
     before = torch.get_num_threads()
     coefs = []
     try:
         for n_threads in (1, 2):
             torch.set_num_threads(n_threads)
-            coefs.append(sgd(max_iter=2, batch_size=400).fit(X, y).key_query_)
+            coefs.append(model.fit(X, y).key_query_)
             assert torch.get_num_threads() == n_threads
     finally:
         torch.set_num_threads(before)
