@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
-from scipy.linalg import cho_solve, lapack, qr
-from scipy.linalg.blas import dgemm
+from scipy.linalg import cho_solve, lapack, qr, svd
 
 # A float64 array of either library. NumPy's own annotation cannot describe both.
 Array = Any
@@ -75,15 +74,15 @@ class Backend(Protocol):
     def inverse_one_norm(self, factor: Array) -> float:
         """Estimate of ``||A^-1||_1`` for the matrix that :meth:`cholesky` factored."""
 
-    def range_factor(self, matrix: Array, floor: float) -> tuple[Array, Array]:
-        """``Q`` (n, r) and lower triangular ``C`` (r, r) with ``A = Q C C^T Q^T``.
+    def range_eigh(self, matrix: Array, floor: float) -> tuple[Array, Array]:
+        """Eigenvectors (n, r) and descending eigenvalues (r,) of the range of ``A``.
 
-        Entries of ``A`` are known up to ``floor``; what is left of them then is not factored.
         ``A`` is positive semidefinite, C-contiguous, its lower triangle read; may overwrite it.
+        Its entries are known up to ``floor``: what is left of them then need not be factored.
         """
 
-    def append_identity(self, root: Array, diagonal: float) -> Array:
-        """Lower triangular ``R`` with ``R R^T = root root^T + diagonal^2 I``."""
+    def inverse_root_power_of_two(self, values: Array) -> Array:
+        """Powers of two near ``1 / sqrt(values)``; 1 where a value is not positive."""
 
     def available_memory(self) -> int:
         """Bytes that an allocation may still use on this device."""
@@ -128,8 +127,8 @@ class NumpyBackend:
         return array
 
     def add_product(self, total: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-        # BLAS is column-major: total.T = right.T @ left.T + total.T touches no temporary.
-        dgemm(1.0, right.T, left.T, beta=1.0, c=total.T, overwrite_c=1)
+        # NumPy and SciPy bring a BLAS each; their idle threads spin against each other's.
+        total += left @ right
 
     def cholesky(self, matrix: np.ndarray) -> np.ndarray:
         # The lower triangle in row order is the upper triangle in LAPACK's column order.
@@ -148,22 +147,23 @@ class NumpyBackend:
         reciprocal = float(lapack.dpocon(factor.T, 1.0, uplo="U")[0])
         return 1.0 / reciprocal if reciprocal > 0.0 else float("inf")
 
-    def range_factor(self, matrix: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
+    def range_eigh(self, matrix: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
         # LAPACK takes the first pivot whatever its size.
         if not matrix.diagonal().max() > floor:
-            return np.empty((len(matrix), 0)), np.empty((0, 0))
+            return np.empty((len(matrix), 0)), np.empty(0)
         # Pivoted Cholesky stops at the rank: n r^2 operations, where an eigendecomposition
-        # takes about 9 n^3 whatever the rank. QR then makes its columns orthonormal.
+        # takes about 9 n^3 whatever the rank. A = L L^T with L = Q R = (Q U) s V^T.
         factor, pivots, rank, _ = lapack.dpstrf(matrix.T, tol=floor, lower=0, overwrite_a=1)
         columns = np.empty((len(matrix), rank), order="F")
         columns[pivots - 1] = np.tril(factor.T[:, :rank])
         basis, upper = qr(columns, mode="economic", overwrite_a=True, check_finite=False)
-        # L = Q R, so A = Q (R R^T) Q^T; triangularise R from the other side.
-        return basis, _lower_triangle(upper.T)
+        left, singular, _ = svd(upper, check_finite=False)
+        return basis @ left, singular**2
 
-    def append_identity(self, root: np.ndarray, diagonal: float) -> np.ndarray:
-        rank = len(root)
-        return _lower_triangle(np.concatenate([root.T, diagonal * np.eye(rank)]))
+    def inverse_root_power_of_two(self, values: np.ndarray) -> np.ndarray:
+        exponent = np.frexp(np.where(values > 0.0, values, 0.5))[1]
+        powers: np.ndarray = np.ldexp(1.0, -(exponent // 2))
+        return powers
 
     def available_memory(self) -> int:
         return _free_ram()
@@ -238,30 +238,21 @@ class TorchBackend:
             trial[int(slope.argmax())] = 1.0
         return estimate
 
-    def range_factor(self, matrix: Array, floor: float) -> tuple[Array, Array]:
-        # torch has no pivoted Cholesky; eigenvectors are an orthonormal basis already.
+    def range_eigh(self, matrix: Array, floor: float) -> tuple[Array, Array]:
+        # torch has no pivoted Cholesky.
         eigenvalues, eigenvectors = self.torch.linalg.eigh(matrix)
-        # Errors of size floor in all entries move eigenvalues by about sqrt(n) floor.
-        rank = int((eigenvalues > floor * matrix.shape[0] ** 0.5).sum())
-        kept = slice(matrix.shape[0] - rank, matrix.shape[0])
-        return eigenvectors[:, kept], eigenvalues[kept].sqrt().diag()
+        kept = slice(int((eigenvalues <= 0.0).sum()), None)
+        return eigenvectors[:, kept].flip(1), eigenvalues[kept].flip(0)
 
-    def append_identity(self, root: Array, diagonal: float) -> Array:
-        rank = root.shape[0]
-        identity = self.torch.eye(rank, dtype=root.dtype, device=root.device)
-        stacked = self.torch.cat([root.mT, diagonal * identity])
-        return self.torch.linalg.qr(stacked, mode="r")[1].mT
+    def inverse_root_power_of_two(self, values: Array) -> Array:
+        exponent = self.torch.frexp(self.torch.where(values > 0.0, values, 0.5))[1]
+        powers = self.torch.div(exponent, 2, rounding_mode="floor").to(values.dtype)
+        return self.torch.exp2(-powers)
 
     def available_memory(self) -> int:
         if self.device.type == "cuda":
             return int(self.torch.cuda.mem_get_info(self.device)[0])
         return _free_ram()
-
-
-def _lower_triangle(rows: np.ndarray) -> np.ndarray:
-    """Lower triangular ``R`` with ``R R^T = rows^T rows``."""
-    upper: np.ndarray = qr(rows, mode="r", overwrite_a=True, check_finite=False)[0]
-    return upper[: rows.shape[1]].T
 
 
 def backend_for(

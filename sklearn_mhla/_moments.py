@@ -78,11 +78,11 @@ class Moments:
         """Weighted mean of the features, shape (1, p)."""
         return self.feature_sum[None] / self.weight
 
-    def largest_diagonal(self) -> float:
-        """Largest ``sum_i w_i phi_i^2`` of one feature."""
+    def diagonal(self) -> Array:
+        """``sum_i w_i phi_i^2`` of every feature, shape (p,)."""
         same_pair = _pair_offsets(n_pairs(self.token_dim))[:-1]
         same_query = _pair_offsets(self.token_dim)[:-1]
-        return float(self.gram[same_pair][:, same_query].max())
+        return self.gram[same_pair][:, same_query].reshape(-1)
 
     def gram_matrix(self, mean: Array | None) -> Array:
         """The Gram matrix, shape (p, p), of features minus their ``mean`` if it is given.

@@ -203,38 +203,38 @@ def test_cholesky_says_what_is_not_positive_definite(backend, matrix):
 
 
 @pytest.mark.parametrize(("order", "rank"), [(1, 1), (4, 4), (6, 2), (200, 30)])
-def test_range_factor(backend, order, rank):
+def test_range_eigh(backend, order, rank):
     random = np.random.default_rng(0)
     root = random.standard_normal((order, rank))
     matrix = root @ root.T
     rubbish = np.tril(matrix) + np.triu(np.full((order, order), 1e9), 1)
     floor = 1e-12 * np.linalg.norm(matrix)
-    basis, inner = backend.range_factor(backend.asarray(rubbish), floor)
-    basis, inner = backend.to_numpy(basis), backend.to_numpy(inner)
-    assert basis.shape == (order, rank)
+    basis, eigenvalues = backend.range_eigh(backend.asarray(rubbish), floor)
+    basis = backend.to_numpy(basis)[:, :rank]
+    eigenvalues = backend.to_numpy(eigenvalues)
+    assert (np.diff(eigenvalues) <= 0).all()
+    assert (eigenvalues[rank:] < floor).all()
+    assert (
+        reference.relative_error(eigenvalues[:rank], np.linalg.eigvalsh(matrix)[::-1][:rank])
+        < 1e-12
+    )
     assert reference.relative_error(basis.T @ basis, np.eye(rank)) < 1e-12
-    assert reference.relative_error(basis @ inner @ inner.T @ basis.T, matrix) < 1e-12
-    assert np.array_equal(inner, np.tril(inner))
+    assert reference.relative_error(basis * eigenvalues[:rank] @ basis.T, matrix) < 1e-12
 
 
-def test_range_factor_of_nothing(backend):
-    basis, inner = backend.range_factor(backend.zeros((3, 3)), 0.0)
+def test_range_of_nothing(backend):
+    basis, eigenvalues = backend.range_eigh(backend.zeros((3, 3)), 0.0)
     assert basis.shape == (3, 0)
-    assert inner.shape == (0, 0)
+    assert eigenvalues.shape == (0,)
 
 
-def test_range_factor_keeps_nothing_below_the_floor(backend):
-    basis, inner = backend.range_factor(backend.asarray(1e-3 * np.eye(3)), 1e-2)
-    assert basis.shape == (3, 0)
-    assert inner.shape == (0, 0)
-
-
-def test_append_identity(backend):
-    root = np.tril(np.random.default_rng(0).standard_normal((4, 4)))
-    factor = backend.to_numpy(backend.append_identity(backend.asarray(root), 0.5))
-    assert np.array_equal(factor, np.tril(factor))
-    expected = root @ root.T + 0.25 * np.eye(4)
-    assert reference.relative_error(factor @ factor.T, expected) < 1e-14
+def test_inverse_root_power_of_two(backend):
+    values = np.array([1.0, 0.25, 3.0, 1e-200, 1e200, 0.0, -1.0])
+    powers = backend.to_numpy(backend.inverse_root_power_of_two(backend.asarray(values)))
+    assert np.array_equal(np.frexp(powers)[0], np.full(7, 0.5))  # exact powers of two
+    scaled = powers[:5] ** 2 * values[:5]
+    assert ((scaled >= 0.25) & (scaled <= 4.0)).all()
+    assert np.isfinite(powers).all()
 
 
 def test_available_memory_is_a_number_of_bytes(backend):

@@ -53,7 +53,7 @@ class DualSolver(Solver):
             min(problem.size.n_rows, problem.size.n_features),
             0.0 if mean is None else self.weight * float((mean**2).sum()),
             problem.backend,
-            float(((self.state**2).sum(1) * (self.query**2).sum(1)).max()),
+            (self.state**2).sum(1) * (self.query**2).sum(1),
         )
         dual = factor.solve(self.root * problem.targets)
         coef = self.coefficients(dual)

@@ -1,8 +1,9 @@
 """Solve with a symmetric positive semidefinite matrix plus ``alpha`` times the identity.
 
-Cholesky where the matrix is safely positive definite. Otherwise a rank-revealing factorisation
-``A = Q C C^T Q^T`` with orthonormal ``Q`` and small triangular ``C``, whose inverse on the range
-of ``A`` is what gives the solution of minimum norm.
+Cholesky where the matrix is safely positive definite after its rows and columns have been divided
+by powers of two that bring the diagonal to about one: the solution is unique then, so the scaling
+changes nothing but the rounding. Otherwise the eigenvectors of the range, whose inverse is what
+gives the solution of minimum norm.
 """
 
 from __future__ import annotations
@@ -31,29 +32,34 @@ def rank_tolerance(size: int) -> float:
 
 @dataclass(frozen=True)
 class CholeskyFactor:
-    """``A + alpha I = L L^T``.
+    """``D (A + alpha I) D = L L^T`` with a diagonal ``D`` of powers of two.
 
     Attributes
     ----------
+    factor : array of shape (n, n)
+    scaling : array of shape (n, 1)
+        ``D``.
     condition : float
-        Estimated condition number, including what was lost when ``A`` was centred.
+        Estimated condition number of the scaled matrix, including what was lost when ``A`` was
+        centred.
     rank : int
         Number of directions that the data determine: all.
     """
 
     factor: Array
+    scaling: Array
     condition: float
     rank: int
     backend: Backend
 
     def solve(self, rhs: Array) -> Array:
         """``(A + alpha I)^-1 rhs`` for ``rhs`` of shape (n, k)."""
-        return self.backend.cholesky_solve(self.factor, rhs)
+        return self.scaling * self.backend.cholesky_solve(self.factor, self.scaling * rhs)
 
 
 @dataclass(frozen=True)
 class RangeFactor:
-    """``A = Q C C^T Q^T``, and ``(C C^T + alpha I)^-1`` on the range of ``A``.
+    """``A = Q diag(lambda) Q^T`` on its range, and ``(A + alpha I)^-1`` there.
 
     The right-hand sides of least squares lie in the range of ``A``; their components outside it
     are rounding errors, and leaving them out makes the solution that of minimum norm for every
@@ -63,22 +69,20 @@ class RangeFactor:
     ----------
     basis : array of shape (n, rank)
         ``Q``.
-    root : array of shape (rank, rank)
-        Lower triangular with ``root root^T = C C^T + alpha I``.
+    shifted : array of shape (rank,)
+        ``lambda + alpha``.
     condition : float
     rank : int
     """
 
     basis: Array
-    root: Array
+    shifted: Array
     condition: float
     rank: int
-    backend: Backend
 
     def solve(self, rhs: Array) -> Array:
         """Minimum-norm solution for ``rhs`` of shape (n, k)."""
-        inner = self.backend.cholesky_solve(self.root, self.basis.mT @ rhs)
-        return self.basis @ inner
+        return self.basis @ ((self.basis.mT @ rhs) / self.shifted[:, None])
 
 
 Factor = CholeskyFactor | RangeFactor
@@ -90,7 +94,7 @@ def factorize(
     size: int,
     offset: float,
     backend: Backend,
-    diagonal: float | None = None,
+    diagonal: Array | None = None,
 ) -> Factor:
     """Factor ``A + alpha I``.
 
@@ -107,52 +111,57 @@ def factorize(
         Norm of what was subtracted from ``A`` by centring; rounding errors of the whole are
         relative to ``||A|| + offset``.
     backend : Backend
-    diagonal : float, optional
-        Largest diagonal entry before centring, to which rounding errors of one entry are
-        relative. None: that of ``A`` plus ``offset``.
+    diagonal : array of shape (n,), optional
+        Diagonal before centring, to which rounding errors of the entries are relative. None:
+        that of ``A`` plus ``offset``.
 
     Returns
     -------
     CholeskyFactor or RangeFactor
     """
     matrix = build()
-    order = matrix.shape[0]
-    scale = symmetric_one_norm(matrix, backend) + offset
-    floor = rank_tolerance(size) * scale
     if diagonal is None:
-        diagonal = float(matrix.diagonal().max()) + offset
-    if size >= order or alpha > 0.0:  # otherwise singular by its dimensions
-        factor = _safe_cholesky(matrix, alpha, floor, scale, backend)
+        diagonal = matrix.diagonal() + offset
+    tolerance = rank_tolerance(size)
+    if size >= len(matrix) or alpha > 0.0:  # otherwise singular by its dimensions
+        factor = _safe_cholesky(matrix, alpha, tolerance, diagonal, backend)
         if factor is not None:
             return factor
         del matrix  # overwritten; let go of it before it is built again
         matrix = build()
-    basis, root = backend.range_factor(matrix, rank_tolerance(size) * diagonal)
-    rank = basis.shape[1]
+    # Pivots of rounding size do no harm here: the eigenvalues decide, by the same rule in the
+    # primal and in the dual form, whose matrices share them.
+    floor = 0.25 * tolerance * float(diagonal.max())
+    basis, eigenvalues = backend.range_eigh(matrix, floor)
+    largest = float(eigenvalues.max()) if len(eigenvalues) else 0.0
+    rank = int((eigenvalues > tolerance * (largest + offset)).sum())
     if rank == 0:
-        return RangeFactor(basis, root, 1.0, 0, backend)
-    if alpha > 0.0:
-        # [C, sqrt(alpha) I] has the Gram matrix C C^T + alpha I; its QR squares nothing.
-        root = backend.append_identity(root, alpha**0.5)
-    pivots = abs(root.diagonal())
-    condition = (scale + alpha) / float(pivots.min()) ** 2
-    return RangeFactor(basis, root, condition, rank, backend)
+        return RangeFactor(basis[:, :0], eigenvalues[:0], 1.0, 0)
+    shifted = eigenvalues[:rank] + alpha
+    condition = (largest + offset + alpha) / float(shifted[-1])
+    return RangeFactor(basis[:, :rank], shifted, condition, rank)
 
 
 def _safe_cholesky(
-    matrix: Array, alpha: float, floor: float, scale: float, backend: Backend
+    matrix: Array, alpha: float, tolerance: float, diagonal: Array, backend: Backend
 ) -> CholeskyFactor | None:
     """Factor ``A + alpha I`` in place; None where its smallest eigenvalue is in doubt."""
-    order = matrix.shape[0]
+    order = len(matrix)
     matrix.reshape(-1)[:: order + 1] += alpha
+    scaling = backend.inverse_root_power_of_two(matrix.diagonal())
+    matrix *= scaling[:, None]
+    matrix *= scaling
+    norm = symmetric_one_norm(matrix, backend)
+    # What centring cancelled, relative to what it left.
+    lost = max(1.0, float((scaling**2 * diagonal).max()))
     try:
         factor = backend.cholesky(matrix)
     except NotPositiveDefiniteError:
         return None
     smallest = 1.0 / backend.inverse_one_norm(factor)
-    if smallest <= max(floor, EPS * (scale + alpha)):
+    if smallest <= 4.0 * tolerance * norm * lost:  # the estimate may be 3 times too large
         return None
-    return CholeskyFactor(factor, (scale + alpha) / smallest, order, backend)
+    return CholeskyFactor(factor, scaling[:, None], norm * lost / smallest, order, backend)
 
 
 def symmetric_one_norm(lower: Array, backend: Backend) -> float:

@@ -38,7 +38,7 @@ class PrimalSolver(Solver):
             min(problem.size.n_rows, problem.size.n_features),
             0.0 if mean is None else moments.weight * float((mean**2).sum()),
             problem.backend,
-            moments.largest_diagonal(),
+            moments.diagonal(),
         )
 
         def correct(residual: Array, coef: Array) -> Array:
