@@ -378,7 +378,18 @@ def _writable(values: Any) -> np.ndarray:
 
 
 def _free_ram() -> int:
-    """Physical memory that is available now, in bytes."""
+    """Memory that this process may still use, in bytes: of the machine and of its container."""
+    free = _free_physical()
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as most:
+            limit = int(most.read())
+        with open("/sys/fs/cgroup/memory.current", encoding="ascii") as used:
+            return min(free, limit - int(used.read()))
+    except (OSError, ValueError):  # no limit
+        return free
+
+
+def _free_physical() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:

@@ -30,8 +30,8 @@ from sklearn_mhla.solvers._low_rank import best_values, levenberg_marquardt
 _EXACT = 1e-9
 _RANDOM_STARTS = 4
 _DIRECTIONS = 64
-# Multiply-adds that the search may spend; a step with H heads takes about (H d^2)^3 / 3.
-_WORK = 2e11
+# Multiply-adds that the splitting and the search may spend each: seconds.
+_WORK = 4e10
 
 
 def minimal_heads(coef: np.ndarray, token_dim: int, *, random_state: Any = 0) -> Heads:
@@ -61,7 +61,9 @@ def minimal_heads(coef: np.ndarray, token_dim: int, *, random_state: Any = 0) ->
     Notes
     -----
     One step of the splitting is the singular value decomposition of an ``(m d) x (d^2)`` matrix.
-    One step of the fit factors a matrix of order ``H d^2``.
+    One step of the fit factors a matrix of order ``H d^2``. Both are bounded to seconds of work;
+    where that does not suffice, the result has more heads, up to those of the singular value
+    decomposition.
 
     Examples
     --------
@@ -85,7 +87,7 @@ def minimal_heads(coef: np.ndarray, token_dim: int, *, random_state: Any = 0) ->
     random = check_random_state(random_state)
     fewest = head_lower_bound(target, random)
     best = tensor_to_heads(target)
-    relaxed = least_nuclear_norm(target)
+    relaxed = least_nuclear_norm(target, max_iter=_splitting_steps(target))
     n_heads = min(len(best.value), _rank(relaxed, 1e-4))
     work = _WORK
     while n_heads >= fewest:
@@ -172,7 +174,9 @@ def _fit_exactly(
     """``n_heads`` heads with the target's coefficients, or None, and the work that is left."""
     metric = CoefficientEquations(target)
     scale = 0.5 * float((target**2).sum())
-    per_step = (n_heads * target.shape[1] ** 2) ** 3 / 3.0
+    n_outputs, d = target.shape[:2]
+    order = float(n_heads * d * d)  # of the Schur complement that a step forms and factors
+    per_step = order**3 / 3.0 + n_outputs * n_heads * d * order**2
     for start in _starts(metric, relaxed, best, n_heads, random):
         steps = min(100, int(work / per_step))
         if steps == 0:  # take the start only if it is exact as it stands
@@ -198,6 +202,13 @@ def _starts(
     for _ in range(_RANDOM_STARTS):
         key_query = random.standard_normal((n_heads, d, d))
         yield best_values(metric, Heads(np.zeros((n_heads, n_outputs, d)), key_query))
+
+
+def _splitting_steps(tensor: np.ndarray) -> int:
+    """Iterations that the work allows: a singular value decomposition each."""
+    n_outputs, d = tensor.shape[:2]
+    rows, columns = n_outputs * d, d * d
+    return int(np.clip(_WORK / (10.0 * rows * columns * min(rows, columns)), 20, 500))
 
 
 def _rank(tensor: np.ndarray, tolerance: float) -> int:

@@ -171,7 +171,8 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         Steps of iterative refinement that the solution needed (0 for well-conditioned data);
         with ``n_heads``, Levenberg-Marquardt steps of the best run; epochs of SGD.
     rank_ : int
-        Number of directions of feature space that the data determine; not with ``n_heads``.
+        Number of directions of feature space that the data determine; an upper bound for
+        ``alpha > 0``. Not with ``n_heads``.
     loss_ : float
         Half the weighted residual sum of squares plus the penalty (half of it for "l2"); with
         ``n_heads``, for SGD and for the nuclear norm only.
@@ -508,7 +509,7 @@ n_samples arrays of shape (n_tokens_i, d)
         return len(self._computed_heads("n_heads_").value)
 
     def _computed_heads(self, attribute: str) -> Heads:
-        """Heads of the fitted coefficients; a large SVD, so done when first asked for."""
+        """Heads of the fitted coefficients; seconds of work at worst, so done when asked for."""
         if not hasattr(self, "coef_"):
             raise AttributeError(
                 f"This {type(self).__name__} is not fitted yet, so it has no {attribute}; call fit "

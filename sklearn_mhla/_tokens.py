@@ -169,6 +169,7 @@ def rows_of_positive_weight(
     kept = np.flatnonzero(weights)
     if len(kept) < len(weights):
         sequences, targets = sequences.take(kept), targets[row_weights > 0]
+        sequences = replace(sequences, largest=_largest_of(sequences))
     return Rows(sequences, targets, row_weights[row_weights > 0])
 
 
@@ -236,7 +237,12 @@ def check_targets(
     if output == "last":
         targets = _check_numbers(y, "y")
         lead = 1
-    elif _is_list_of_targets(y) and len(y) == n_samples:
+    elif _is_list_of_targets(y):
+        if len(y) != n_samples:
+            raise ValueError(
+                f"Found input variables with inconsistent numbers of samples: X has {n_samples} "
+                f"sequences, y has {len(y)} rows."
+            )
         return _check_target_list(y, sequences)
     else:
         targets = _check_numbers(y, "y")
@@ -480,7 +486,7 @@ def _real_numbers(values: Any, name: str, axes: tuple[str, ...]) -> np.ndarray:
         return data
     for at in np.ndindex(data.shape) if data.dtype == object else ():
         if not _is_number(data[at]):
-            where = ", ".join(f"{axis} {i}" for axis, i in zip(axes, at, strict=False))
+            where = ", ".join(f"{axis} {i}" for axis, i in zip(axes, at, strict=False)) or "all"
             raise ValueError(f"{name} must hold numbers only, but has {data[at]!r} at {where}.")
     if data.dtype != object:
         raise ValueError(f"{name} must hold numbers only, but has dtype {data.dtype}.")
@@ -518,6 +524,12 @@ def _largest(values: np.ndarray, where: Any) -> float:
                 "value: drop the row or impute it."
             )
     raise AssertionError("unreachable: a non-finite extreme without a non-finite value")
+
+
+def _largest_of(sequences: Sequences) -> float:
+    """Largest absolute value of sequences that were checked before."""
+    parts = sequences.data if sequences.layout == "list" else [sequences.data]
+    return max(max(abs(float(part.min())), abs(float(part.max()))) for part in parts)
 
 
 def _check_cube(sequences: Sequences, to_be_fitted: bool) -> None:

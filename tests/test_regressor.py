@@ -593,5 +593,22 @@ def test_auto_takes_the_method_that_fits(monkeypatch, capsys):
     assert MHLARegressor(verbose=1).fit(X, y).method_ == "primal"
     assert "p=288 <= rows=290" in capsys.readouterr().out
     monkeypatch.setattr(NumpyBackend, "available_memory", lambda self: 800_000)
-    assert MHLARegressor(verbose=1).fit(X, y).method_ == "dual"
+    assert MHLARegressor(alpha=1.0, verbose=1).fit(X, y).method_ == "dual"
     assert "primal would need" in capsys.readouterr().out
+
+
+def test_singular_problems_that_do_not_fit_are_refused_with_the_way_out(monkeypatch):
+    X = make_sequences(0, 290, 5, 8)
+    monkeypatch.setattr(NumpyBackend, "available_memory", lambda self: 800_000)
+    with pytest.raises(MemoryError, match=r"order 290 is singular.*alpha > 0"):
+        MHLARegressor(method="dual").fit(X, np.arange(290.0))
+
+
+def test_a_huge_sequence_of_weight_zero_does_not_count():
+    X = make_sequences(0, 60, 5, 3)
+    y = np.arange(60.0)
+    kept = MHLARegressor().fit(X, y)
+    for form in (lambda x: x, list):
+        with_huge = form(np.concatenate([X, np.full((1, 5, 3), 1e55)]))
+        model = MHLARegressor().fit(with_huge, np.append(y, 1.0), np.append(np.ones(60), 0.0))
+        assert np.allclose(model.coef_, kept.coef_, rtol=1e-10)

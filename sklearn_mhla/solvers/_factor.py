@@ -129,6 +129,12 @@ def factorize(
             return factor
         del matrix  # overwritten; let go of it before it is built again
         matrix = build()
+    needed = 4 * 8 * len(matrix) ** 2
+    if needed > backend.available_memory():
+        raise MemoryError(
+            f"The system of order {len(matrix)} is singular, and the solution of minimum norm "
+            f"would take {needed / 1e9:.3g} GB more. Use alpha > 0, which needs no more memory."
+        )
     # Pivots of rounding size do no harm here: the eigenvalues decide, by the same rule in the
     # primal and in the dual form, whose matrices share them.
     floor = 0.25 * tolerance * float(diagonal.max())
