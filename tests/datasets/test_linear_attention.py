@@ -1,4 +1,4 @@
-"""Data sets whose true model is known."""
+"""Data of a random linear-attention teacher."""
 
 from __future__ import annotations
 

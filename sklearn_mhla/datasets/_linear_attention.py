@@ -1,4 +1,4 @@
-"""Synthetic data whose true model is known."""
+"""Gaussian sequences and the outputs of a random linear-attention teacher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sklearn_mhla._design import Design
 from sklearn_mhla._heads import Heads
 from sklearn_mhla._tokens import check_sequences
 
-__all__ = ["make_linear_attention"]
 
 
 def make_linear_attention(
