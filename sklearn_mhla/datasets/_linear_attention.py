@@ -15,7 +15,6 @@ from sklearn_mhla._heads import Heads
 from sklearn_mhla._tokens import check_sequences
 
 
-
 def make_linear_attention(
     n_samples: int = 100,
     n_tokens: int | tuple[int, int] = 16,
