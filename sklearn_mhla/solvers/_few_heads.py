@@ -101,7 +101,7 @@ def fit_few_heads(
     ConvergenceWarning
         If the best run did not converge; says by how much.
     """
-    d = problem.design.token_dim
+    d = problem.size.token_dim
     to_numpy = problem.backend.to_numpy
     loss: HeadLoss
     if method == "primal":

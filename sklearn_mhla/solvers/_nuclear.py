@@ -85,7 +85,7 @@ class _MomentQuadratic(_Quadratic):
         self._to_numpy, self._asarray = problem.backend.to_numpy, problem.backend.asarray
         self._gram = self._to_numpy(self._solver.metric(0.0))
         self._eigenvalues, self._vectors = eigh(self._gram, check_finite=False)
-        self.cross = self._to_numpy(self._solver.moments.cross)
+        self.cross = self._to_numpy(self._solver.cross)
         self.target_squares = problem.target_squares
         self.scale = float(self._eigenvalues.mean())
 
@@ -148,7 +148,7 @@ class NuclearSolver:
     def __init__(self, problem: LeastSquaresProblem, method: str) -> None:
         quadratic = _MomentQuadratic if method == "primal" else _KernelQuadratic
         self._quadratic: _MomentQuadratic | _KernelQuadratic = quadratic(problem)
-        self._d = problem.design.token_dim
+        self._d = problem.size.token_dim
         self._low_rank = np.zeros((len(self._quadratic.cross), self._d, self._d, self._d))
         self._scaled_dual = self._low_rank.copy()
         self._rho = self._quadratic.scale
