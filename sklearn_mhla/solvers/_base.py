@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from sklearn_mhla._backend import Array, Backend
 from sklearn_mhla._design import Design
-from sklearn_mhla._moments import Moments
+from sklearn_mhla._sums import Sums
 from sklearn_mhla.solvers._factor import EPS
 
 # Refinement stops being worthwhile where a factorisation is already this accurate.
@@ -48,7 +48,7 @@ class Problem(ABC):
     fit_intercept : bool
     size : ProblemSize
         Rows, features, outputs and token width.
-    moments : Moments
+    moments : Sums
         Of all rows.
     target_mean : array of shape (m,)
         Zero without an intercept.
@@ -66,7 +66,7 @@ class Problem(ABC):
 
     @property
     @abstractmethod
-    def moments(self) -> Moments: ...
+    def moments(self) -> Sums: ...
 
     @property
     @abstractmethod
@@ -90,7 +90,7 @@ class MomentProblem(Problem):
 
     Parameters
     ----------
-    moments : Moments
+    moments : Sums
     fit_intercept : bool
 
     Raises
@@ -99,7 +99,7 @@ class MomentProblem(Problem):
         If there are no rows or no targets.
     """
 
-    def __init__(self, moments: Moments, fit_intercept: bool) -> None:
+    def __init__(self, moments: Sums, fit_intercept: bool) -> None:
         if moments.n_rows == 0 or moments.n_outputs == 0:
             missing = "rows" if moments.n_rows == 0 else "targets"
             raise ValueError(f"These moments hold no {missing}; there is nothing to fit.")
@@ -115,7 +115,7 @@ class MomentProblem(Problem):
         return ProblemSize(moments.n_rows, moments.n_features, moments.n_outputs, moments.token_dim)
 
     @property
-    def moments(self) -> Moments:
+    def moments(self) -> Sums:
         """The moments it was made of."""
         return self._moments
 
@@ -182,9 +182,9 @@ class LeastSquaresProblem(Problem):
         return float((self.weighted(self.targets) * self.targets).sum())
 
     @cached_property
-    def moments(self) -> Moments:
+    def moments(self) -> Sums:
         """Moments of all rows, summed when first asked for."""
-        return Moments.from_design(
+        return Sums.from_design(
             self.design,
             self.targets,
             self.weights,

@@ -1,7 +1,7 @@
 """Normal equations: accumulate moments block by block, factor the ``p x p`` Gram matrix once.
 
 With ``rows`` rows the moments take ``rows p^2 / 2`` multiply-adds (half a symmetric rank-k
-update, see :mod:`sklearn_mhla._moments`), the factorisation ``p^3 / 3``, memory ``5 p^2 / 4``
+update, see :mod:`sklearn_mhla._gram`), the factorisation ``p^3 / 3``, memory ``5 p^2 / 4``
 numbers whatever the number of rows.
 """
 
