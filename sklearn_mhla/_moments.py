@@ -361,8 +361,9 @@ n_samples arrays of shape (n_tokens_i, d)
             If there are no rows or float64 cannot hold the result.
         """
         self._check_rows()
-        lower = unpack_gram(self.gram, self.token_dim, self.backend) / self.weight
-        moment = np.tril(self.backend.to_numpy(lower))
+        lower = self.backend.to_numpy(unpack_gram(self.gram, self.token_dim, self.backend))
+        moment = np.tril(lower)
+        moment /= self.weight
         with np.errstate(over="ignore"):
             np.ldexp(moment, 6 * self.token_exponent, out=moment)
         if not np.isfinite(moment).all():

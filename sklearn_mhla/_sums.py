@@ -433,8 +433,9 @@ def _round_mean(targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     Such a shift is enough against cancellation, as the rows that it comes from stay among those
     that are summed, and it keeps integers integer.
     """
-    mean = np.average(targets, axis=0, weights=weights)
-    deviation = np.average((targets - mean) ** 2, axis=0, weights=weights) ** 0.5
+    part = 1.0 / len(targets) if weights is None else (weights / weights.sum())[:, None]
+    mean = (part * targets).sum(0)
+    deviation = (part * (targets - mean) ** 2).sum(0) ** 0.5
     grid = np.ldexp(1.0, np.frexp(np.maximum(deviation, _EPS * np.abs(mean)))[1])
     rounded: np.ndarray = np.rint(mean / grid) * grid
     return rounded
