@@ -2,9 +2,17 @@
 
 from sklearn_mhla._heads import Heads, function_distance
 from sklearn_mhla._minimal_heads import minimal_heads
+from sklearn_mhla._moments import Moments
 from sklearn_mhla._nuclear_path import nuclear_norm_path
 from sklearn_mhla._regressor import MHLARegressor
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Heads", "MHLARegressor", "function_distance", "minimal_heads", "nuclear_norm_path"]
+__all__ = [
+    "Heads",
+    "MHLARegressor",
+    "Moments",
+    "function_distance",
+    "minimal_heads",
+    "nuclear_norm_path",
+]

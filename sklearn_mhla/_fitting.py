@@ -17,10 +17,13 @@ from sklearn_mhla._design import Design
 from sklearn_mhla._features import n_cubic_features
 from sklearn_mhla._heads import Heads
 from sklearn_mhla._parameters import sgd_options
+from sklearn_mhla._sums import Sums
 from sklearn_mhla._tokens import Rows, Sequences
 from sklearn_mhla.solvers import (
     LeastSquaresProblem,
+    MomentProblem,
     NuclearSolver,
+    PrimalSolver,
     ProblemSize,
     Units,
     choose_solver,
@@ -34,21 +37,67 @@ def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
     """Attributes of a convex fit: unrestricted, with few heads, or with the nuclear norm."""
     backend = backend_for(model.device, rows.sequences.device)
     size = size_of(rows)
-    restricted = model.n_heads is not None and model.n_heads < _most_heads(size)
+    restricted = _is_restricted(model, size)
     solver, reason = choose_solver(
         model.method, size, backend.available_memory(), model.n_heads if restricted else None
     )
     if model.verbose:
         print(f"[{type(model).__name__}] method={solver.name!r}: {reason}")
     problem, units = problem_of(model, backend, rows, bool(model.verbose))
+    attributes = _solve(model, problem, units, solver)
+    if solver is PrimalSolver:  # partial_fit may go on from here
+        attributes["_moments"] = problem.moments
+    return attributes
+
+
+def add_to_moments(model: Any, rows: Rows, moments: Sums | None) -> Sums:
+    """Moments so far and of a batch; in place where there are some.
+
+    Raises
+    ------
+    ValueError
+        If an option that they depend on has changed.
+    MemoryError
+        If a fit from the moments could not fit into memory.
+    """
+    backend = backend_for(model.device, rows.sequences.device)
+    options = {"output": model.output, "causal": model.causal, "state": model.state}
+    if moments is None:
+        size = size_of(rows)
+        n_heads = model.n_heads if _is_restricted(model, size) else None
+        choose_solver("primal", size, backend.available_memory(), n_heads)
+        return Sums.from_rows(rows, backend, verbose=bool(model.verbose), **options)
+    for name, value in options.items():
+        if getattr(moments, name) != value:
+            raise ValueError(
+                f"{name}={value!r}, but the rows so far were summed with "
+                f"{name}={getattr(moments, name)!r}; fit starts anew."
+            )
+    return moments.add_rows(rows, backend, bool(model.verbose))
+
+
+def fit_moments(model: Any, moments: Sums) -> dict[str, Any]:
+    """Attributes of a convex fit that knows nothing but the moments."""
+    units = Units(moments.token_exponent, moments.target_exponent)
+    problem = MomentProblem(moments, model.fit_intercept)
+    return _solve(model, problem, units, PrimalSolver)
+
+
+def _solve(
+    model: Any,
+    problem: LeastSquaresProblem | MomentProblem,
+    units: Units,
+    solver: Any,
+) -> dict[str, Any]:
     if model.penalty == "nuclear":
         return _fit_nuclear(model, problem, units, solver.name)
-    if restricted:
+    if _is_restricted(model, problem.size):
         return _fit_few_heads(model, problem, units, solver.name)
     solution = solver(problem).solve(units.alpha(model.alpha))
+    to_numpy = problem.backend.to_numpy
     return {
-        "coef_": units.coef(backend.to_numpy(solution.coef)),
-        "intercept_": units.intercept(backend.to_numpy(solution.intercept)),
+        "coef_": units.coef(to_numpy(solution.coef)),
+        "intercept_": units.intercept(to_numpy(solution.intercept)),
         "_heads": None,
         "method_": solver.name,
         "n_iter_": solution.n_iter,
@@ -57,7 +106,7 @@ def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
 
 
 def _fit_few_heads(
-    model: Any, problem: LeastSquaresProblem, units: Units, method: str
+    model: Any, problem: LeastSquaresProblem | MomentProblem, units: Units, method: str
 ) -> dict[str, Any]:
     solution = fit_few_heads(
         problem,
@@ -77,7 +126,7 @@ def _fit_few_heads(
 
 
 def _fit_nuclear(
-    model: Any, problem: LeastSquaresProblem, units: Units, method: str
+    model: Any, problem: LeastSquaresProblem | MomentProblem, units: Units, method: str
 ) -> dict[str, Any]:
     solution = NuclearSolver(problem, method).solve(
         units.nuclear_alpha(model.alpha), max_iter=10 * model.max_iter, tol=model.tol
@@ -187,6 +236,11 @@ def design_of(
         rescale=rescale,
         verbose=verbose,
     )
+
+
+def _is_restricted(model: Any, size: ProblemSize) -> bool:
+    """Whether the number of heads leaves out a part of the model class."""
+    return model.n_heads is not None and model.n_heads < _most_heads(size)
 
 
 def _most_heads(size: ProblemSize) -> int:

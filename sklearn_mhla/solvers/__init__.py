@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver
+from sklearn_mhla.solvers._base import (
+    LeastSquaresProblem,
+    MomentProblem,
+    ProblemSize,
+    Solution,
+    Solver,
+)
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._few_heads import few_heads_memory, fit_few_heads
 from sklearn_mhla.solvers._nuclear import NuclearSolver
@@ -15,7 +21,9 @@ SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSol
 __all__ = [
     "SOLVERS",
     "LeastSquaresProblem",
+    "MomentProblem",
     "NuclearSolver",
+    "PrimalSolver",
     "ProblemSize",
     "SGDOptions",
     "SGDSolution",

@@ -21,7 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_mhla._backend import Array
 from sklearn_mhla._heads import Heads, coef_to_tensor, tensor_to_heads
-from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize
+from sklearn_mhla.solvers._base import LeastSquaresProblem, MomentProblem, ProblemSize
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._head_equations import HeadLoss, MomentEquations, RowEquations
 from sklearn_mhla.solvers._low_rank import HeadFit, best_values, levenberg_marquardt
@@ -67,7 +67,7 @@ def few_heads_memory(method: str, size: ProblemSize, n_heads: int) -> int:
 
 
 def fit_few_heads(
-    problem: LeastSquaresProblem,
+    problem: LeastSquaresProblem | MomentProblem,
     n_heads: int,
     alpha: float,
     *,
@@ -80,7 +80,8 @@ def fit_few_heads(
 
     Parameters
     ----------
-    problem : LeastSquaresProblem
+    problem : LeastSquaresProblem or MomentProblem
+        The latter needs ``method="primal"``.
     n_heads : int
     alpha : float
         Penalty on the squared norm of the coefficients, as for unrestricted models.
@@ -101,7 +102,7 @@ def fit_few_heads(
     ConvergenceWarning
         If the best run did not converge; says by how much.
     """
-    d = problem.design.token_dim
+    d = problem.size.token_dim
     to_numpy = problem.backend.to_numpy
     loss: HeadLoss
     if method == "primal":
@@ -111,8 +112,9 @@ def fit_few_heads(
         loss = MomentEquations(to_numpy(metric), to_numpy(coef), d)
         unrestricted = solver.minimum(coef)
     else:
+        assert isinstance(problem, LeastSquaresProblem)
         coef = DualSolver(problem).solve(alpha).coef
-        loss = RowEquations(problem, alpha)
+        loss = rows = RowEquations(problem, alpha)
         unrestricted = 0.0
     tensor = coef_to_tensor(to_numpy(coef), d)
     zero = Heads(np.zeros((n_heads, len(tensor), d)), np.zeros((n_heads, d, d)))
@@ -129,7 +131,7 @@ def fit_few_heads(
     if method == "primal":
         intercept = solver.intercept(problem.backend.asarray(best.heads.coefficients()))
     else:
-        intercept = RowEquations(problem, alpha).residual(best.heads)[1]
+        intercept = rows.residual(best.heads)[1]
     return FewHeadsSolution(
         best.heads,
         to_numpy(intercept),
