@@ -141,7 +141,7 @@ def test_few_heads_and_the_nuclear_norm_need_no_rows():
     for parameters in (
         {"n_heads": 1, "fit_intercept": True},
         {"n_heads": 2, "alpha": 0.5},
-        {"penalty": "nuclear", "alpha": 20.0, "fit_intercept": True, "tol": 1e-9},
+        {"penalty": "nuclear", "alpha": 20.0, "fit_intercept": True, "tol": 1e-3},
     ):
         model = MHLARegressor(random_state=0, **parameters)
         expected = clone(model).set_params(method="primal").fit(X, y)
@@ -251,12 +251,12 @@ def test_a_fit_without_moments_does_not_go_on():
 
 def test_sgd_goes_on_from_a_stream_and_ends_it():
     X, y, _ = example()
-    model = MHLARegressor().partial_fit(X, y)
-    model.set_params(solver="sgd", random_state=0).partial_fit(X, y)
+    model = MHLARegressor(n_heads=2, fit_intercept=True, random_state=0).partial_fit(X, y)
+    best = clone(model).fit(X, y).score(X, y)
+    model.set_params(solver="sgd", learning_rate=1e-4).partial_fit(X, y)
     assert model.method_ == "sgd"
-    assert not hasattr(model, "rank_")
-    # One pass from the optimum with a small batch stays near it.
-    assert model.score(X, y) > MHLARegressor().fit(X, y).score(X, y) - 0.2
+    assert not hasattr(model, "gradient_norm_")
+    assert model.score(X, y) == pytest.approx(best, abs=1e-2)  # small steps from the optimum
     with pytest.raises(ValueError, match="without moments"):
         model.set_params(solver="convex").partial_fit(X, y)
 
