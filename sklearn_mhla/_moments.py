@@ -284,6 +284,11 @@ n_samples arrays of shape (n_tokens_i, d)
         ------
         ValueError
             If there are no targets or no rows, or ``alpha`` is negative.
+
+        Warns
+        -----
+        LinAlgWarning
+            If the moments determine the coefficients to fewer than four digits.
         """
         if not (math.isfinite(alpha) and alpha >= 0.0):
             raise ValueError(f"alpha must be finite and not negative; got {alpha}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from fractions import Fraction
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ import pytest
 import reference
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.linalg import LinAlgWarning
 
 from sklearn_mhla import MHLARegressor, Moments
 from sklearn_mhla._sums import ARRAYS
@@ -375,6 +377,19 @@ def test_a_large_offset_of_the_targets_costs_no_digits(offset):
         * 4.0 ** (Moments.from_data(X, rounded).target_exponent - parts[0].target_exponent),
         rel=1e-9,
     )
+
+
+def test_an_ill_conditioned_solution_warns_with_the_number():
+    X, y, _ = example()
+    X[:, :, 1] = X[:, :, 0] + 1e-3 * X[:, :, 1]
+    singular = np.linalg.svd(reference.feature_matrix(X), compute_uv=False)
+    moments = Moments.from_data(X, y)
+    with pytest.warns(LinAlgWarning, match=r"condition number of .* relative errors of") as caught:
+        moments.solve()
+    # Balancing the diagonal lowers the condition number, rounding blurs it.
+    found = float(re.search(r"number of (\S+):", str(caught[0].message))[1])
+    assert 1e11 < found < 10.0 * (singular[0] / singular[-1]) ** 2
+    moments.solve(alpha=1.0)  # silent
 
 
 def test_constant_targets():
