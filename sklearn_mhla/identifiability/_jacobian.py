@@ -63,8 +63,8 @@ class LocalIdentifiability:
         Where the test was made: the model given, its heads orthogonalised and balanced, or
         random heads.
     directions : Heads
-        Changes ``(dV, dQ)`` of ``heads`` that change the function and, to first order, no prediction:
-        ``value`` (k, H, m, d), ``key_query`` (k, H, d, d).
+        Changes ``(dV, dQ)`` of ``heads`` that change the function and, to first order, no
+        prediction: ``value`` (k, H, m, d), ``key_query`` (k, H, d, d).
     generic : bool
         Whether the test was made at random heads, and so speaks of almost all models.
     """
@@ -133,10 +133,11 @@ def local_identifiability(
 
     Notes
     -----
-    With ``N = H (m d + d^2)`` unknowns: memory for about five ``N x N`` matrices, plus ``m H^2 d^3``
-    numbers; time ``rows (H^2 d^4 / 4 + m H^2 d^3)`` multiplications for the accumulation and about
-    ``15 N^3`` for three eigendecompositions. At most another ``2 rows m N^2`` if most directions
-    are null.
+    With ``N = H (m d + d^2)`` unknowns: memory for about five ``N x N`` matrices and
+    ``m H^2 d^3`` numbers; ``rows (H^2 d^4 / 4 + m H^2 d^3)`` multiplications for the accumulation
+    and about ``15 N^3`` for the eigendecompositions (``25 N^3`` where heads are given). Where most
+    directions are null, up to ``2 rows m N^2`` more. Nothing of size ``rows x p`` or ``p x p`` is
+    formed.
     """
     random = check_random_state(random_state)
     standard = StandardizedDesign(design)
@@ -231,7 +232,7 @@ def orthonormal_heads(heads: Heads) -> tuple[Heads, np.ndarray]:
 
 def _tangent_basis(bases: Heads, tol: float) -> np.ndarray:
     """``B`` with ``(J_p B)^T J_p B = I`` and range that of ``J_p^T``, at orthonormal heads."""
-    n_heads, n_outputs, d = bases.value.shape
+    n_outputs, d = bases.value.shape[1:]
     equations = CoefficientEquations(np.zeros((n_outputs, d, d, d))).equations(bases)
 
     def squares(vectors: np.ndarray) -> np.ndarray:
@@ -253,8 +254,8 @@ def _singular_values(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Singular values (n,) and right singular vectors (n, n) of ``J``.
 
-    ``matrix`` is ``J^T J``; ``squares`` maps vectors ``X`` (n, k) to ``(J X)^T J X``. On the span of the
-    smallest eigenvectors that product is free of the rounding errors that the large ones
+    ``matrix`` is ``J^T J``; ``squares`` maps vectors ``X`` (n, k) to ``(J X)^T J X``. On the span
+    of the smallest eigenvectors that product is free of the rounding errors that the large ones
     leave in ``J^T J``.
     """
     eigenvalues, vectors = eigh(matrix, check_finite=False)
