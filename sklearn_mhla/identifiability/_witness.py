@@ -18,8 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from sklearn.utils import check_random_state
 
 from sklearn_mhla._backend import NumpyBackend
 from sklearn_mhla._design import Design
@@ -28,12 +30,14 @@ from sklearn_mhla._tokens import check_sequences
 from sklearn_mhla.identifiability._attention import attention_outputs
 from sklearn_mhla.identifiability._jacobian import (
     LocalIdentifiability,
+    in_user_units,
     random_heads,
+    tangent_test,
 )
 from sklearn_mhla.identifiability._standardized import StandardizedDesign
-from sklearn_mhla.solvers import LeastSquaresProblem, choose_solver
+from sklearn_mhla.solvers import LeastSquaresProblem, choose_solver, fit_few_heads
 from sklearn_mhla.solvers._head_equations import RowEquations
-from sklearn_mhla.solvers._low_rank import best_values
+from sklearn_mhla.solvers._low_rank import best_values, levenberg_marquardt
 
 # What counts as a witness: on the rows, relative to the outputs; as functions, relative to the
 # coefficients; and on the input that is returned, relative to the outputs there.
@@ -128,9 +132,107 @@ class NoWitness:
         others = self.n_starts - self.n_agreeing
         closest = f" (the closest to {self.closest:.1e})" if others else ""
         return (
-            f"<No witness in {self.n_starts} runs of {self.n_iter} steps: {self.n_agreeing} found the "
-            f"same function, {others} did not fit the rows{closest}; Jacobian: {self.local!r}>"
+            f"<No witness in {self.n_starts} runs of {self.n_iter} steps: {self.n_agreeing} found "
+            f"the same function, {others} did not fit the rows{closest}; Jacobian: {self.local!r}>"
         )
+
+
+def find_witness(
+    design: Design,
+    targets: np.ndarray | Heads,
+    n_heads: int | None = None,
+    *,
+    n_starts: int = 10,
+    max_iter: int = 100,
+    tol: float = 1e-8,
+    random_state: Any = None,
+    verbose: int = 0,
+) -> Witness | NoWitness:
+    """Search two models that agree on all rows of a design and differ elsewhere.
+
+    Parameters
+    ----------
+    design : Design
+        Rows of weight zero left out.
+    targets : ndarray of shape (rows, m), or Heads
+        Heads are a teacher of the user's tokens, and its outputs are the targets: is *this* model
+        determined by the rows? Targets need not be outputs of any model; then the first model is
+        the best fit that the few-head solver finds.
+    n_heads : int, optional
+        Heads that the two models may have, not fewer than a teacher has. None: no limit.
+    n_starts : int
+        Random starts, and as many random combinations of null directions.
+    max_iter : int
+        Levenberg-Marquardt steps of every run.
+    tol : float
+        Relative decrease of the loss below which a run has converged.
+    random_state : int, RandomState or None
+    verbose : int
+        Print a line per run.
+
+    Returns
+    -------
+    Witness or NoWitness
+        True where one was found.
+
+    Raises
+    ------
+    ValueError
+        If the targets are zero on every row, or a teacher has other widths or more heads.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the fit of the first model did not converge.
+    """
+    random = check_random_state(random_state)
+    if not isinstance(targets, Heads):
+        targets = np.asarray(targets, dtype=np.float64)
+    n_outputs = _check(design, targets, n_heads)
+    standard = StandardizedDesign(design)
+    if n_heads is None or n_heads >= min(n_outputs, design.token_dim) * design.token_dim:
+        return _from_null_vector(standard, targets, random)
+
+    if isinstance(targets, Heads):
+        baseline = _Baseline.of_teacher(standard, targets)
+    else:
+        exponent = math.frexp(np.abs(targets).max())[1]
+        scaled = np.ldexp(targets, -exponent)
+        best = fit_few_heads(
+            _problem(standard, scaled),
+            n_heads,
+            0.0,
+            method="dual" if design.n_rows < design.n_features else "primal",
+            max_iter=max_iter,
+            tol=tol,
+            random=random,
+        )
+        relative = 2.0 * best.loss / float((scaled**2).sum())
+        baseline = _Baseline(standard, best.heads, exponent, relative)
+    loss = RowEquations(_problem(standard, baseline.predictions()), 0.0)
+    scale = loss.loss(Heads(0.0 * baseline.first.value, baseline.first.key_query))
+    local = tangent_test(standard, _padded(baseline.first, n_heads), _RANK_TOL, random)
+    comparisons, n_iter = [], 0
+    for origin, start in _starts(baseline.first, local, loss, n_heads, n_starts, random):
+        run = levenberg_marquardt(loss, start, scale=scale, max_iter=max_iter, tol=tol)
+        n_iter += run.n_iter
+        comparison = baseline.compare(run.heads)
+        comparisons.append(comparison)
+        if verbose:
+            print(f"[find_witness] {origin}, {run.n_iter} steps: {comparison}")
+        found = baseline.witness(run.heads, comparison, origin, random)
+        if found is not None:
+            return found
+    agreeing = [each.distance for each in comparisons if each.disagreement <= AGREEMENT]
+    others = [each.disagreement for each in comparisons if each.disagreement > AGREEMENT]
+    return NoWitness(
+        n_starts=len(comparisons),
+        n_iter=n_iter,
+        n_agreeing=len(agreeing),
+        largest_distance=max(agreeing, default=0.0),
+        closest=min(others, default=math.inf),
+        local=in_user_units(local, standard),
+    )
 
 
 @dataclass(frozen=True)
