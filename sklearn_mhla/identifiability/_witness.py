@@ -7,7 +7,8 @@ gives one. With few heads there is no formula; the search
 1. walks from a minimiser along directions that the rows do not notice to first order
    (:mod:`sklearn_mhla.identifiability._jacobian`) and returns to the training predictions by
    Levenberg-Marquardt steps, which damp the motion along the predictions only as far as needed;
-2. fits the training predictions anew from random starts.
+2. fits the training predictions anew, from the solution of least squares cut to its leading
+   heads and from random starts.
 
 What is found is verified before it is reported, with other arithmetic than that of the search:
 outputs of both models are computed from the raw tokens as attention, score by score.
@@ -35,7 +36,7 @@ from sklearn_mhla.identifiability._jacobian import (
     tangent_test,
 )
 from sklearn_mhla.identifiability._standardized import StandardizedDesign
-from sklearn_mhla.solvers import LeastSquaresProblem, choose_solver, fit_few_heads
+from sklearn_mhla.solvers import SOLVERS, LeastSquaresProblem, choose_solver, fit_few_heads
 from sklearn_mhla.solvers._head_equations import RowEquations
 from sklearn_mhla.solvers._low_rank import best_values, levenberg_marquardt
 
@@ -161,7 +162,7 @@ def find_witness(
     n_heads : int, optional
         Heads that the two models may have, not fewer than a teacher has. None: no limit.
     n_starts : int
-        Random starts, and as many random combinations of null directions.
+        New starts, and as many random combinations of null directions.
     max_iter : int
         Levenberg-Marquardt steps of every run.
     tol : float
@@ -202,7 +203,7 @@ def find_witness(
             _problem(standard, scaled),
             n_heads,
             0.0,
-            method="dual" if design.n_rows < design.n_features else "primal",
+            method=_smaller_system(design),
             max_iter=max_iter,
             tol=tol,
             random=random,
@@ -213,7 +214,7 @@ def find_witness(
     scale = loss.loss(Heads(0.0 * baseline.first.value, baseline.first.key_query))
     local = tangent_test(standard, _padded(baseline.first, n_heads), _RANK_TOL, random)
     comparisons, n_iter = [], 0
-    for origin, start in _starts(baseline.first, local, loss, n_heads, n_starts, random):
+    for origin, start in _starts(local, loss, n_heads, n_starts, random):
         run = levenberg_marquardt(loss, start, scale=scale, max_iter=max_iter, tol=tol)
         n_iter += run.n_iter
         comparison = baseline.compare(run.heads)
@@ -356,14 +357,13 @@ def _from_null_vector(
 
 
 def _starts(
-    first: Heads,
     local: LocalIdentifiability,
     loss: RowEquations,
     n_heads: int,
     n_starts: int,
     random: np.random.RandomState,
 ) -> Iterator[tuple[str, Heads]]:
-    """Points on null directions, far before near, then random key-query matrices."""
+    """Points on null directions, far before near; least squares; random key-query matrices."""
     at, directions = local.heads, local.directions
     size = math.hypot(np.linalg.norm(at.value), np.linalg.norm(at.key_query))
     n_null = len(directions.value)
@@ -375,11 +375,19 @@ def _starts(
             factor = step * size / length
             moved = Heads(*(part + factor * change for part, change in zip(at, move, strict=True)))
             yield "null direction", _padded(moved, n_heads)
-    _, n_outputs, d = first.value.shape
-    for _ in range(n_starts):
+    design, backend = loss.problem.design, loss.problem.backend
+    coef = SOLVERS[_smaller_system(design)](loss.problem).solve(0.0).coef
+    tensor = coef_to_tensor(backend.to_numpy(coef), design.token_dim)
+    yield "restart", best_values(loss, tensor_to_heads(tensor, n_heads))
+    n_outputs, d = tensor.shape[:2]
+    for _ in range(n_starts - 1):
         drawn = random_heads(n_heads, n_outputs, d, random)
         start = Heads(0.0 * drawn.value, drawn.key_query / math.sqrt(d))
         yield "restart", best_values(loss, start)
+
+
+def _smaller_system(design: Design) -> str:
+    return "dual" if design.n_rows < design.n_features else "primal"
 
 
 def _padded(heads: Heads, n_heads: int) -> Heads:
