@@ -22,8 +22,9 @@ def attention_outputs(design: Design, heads: Heads) -> np.ndarray:
     sequences, per_token = design.sequences, design.output == "sequence"
     n_heads, n_outputs, _ = heads.value.shape
     longest = int(sequences.lengths.max())
-    n_queries = min(longest, max(1, _SCORES // (longest * n_heads))) if per_token else 1
-    n_sequences = max(1, _SCORES // (longest * n_heads * n_queries))
+    per_query = longest * max(1, n_heads)
+    n_queries = min(longest, max(1, _SCORES // per_query)) if per_token else 1
+    n_sequences = max(1, _SCORES // (per_query * n_queries))
     parts = []
     for start in range(0, len(sequences), n_sequences):
         chosen = slice(start, start + n_sequences)

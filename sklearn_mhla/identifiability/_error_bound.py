@@ -29,7 +29,7 @@ import numpy as np
 from scipy.linalg import eigh
 
 from sklearn_mhla._design import Design
-from sklearn_mhla._features import pair_indices
+from sklearn_mhla._features import pair_indices, predict_block
 
 # Part of an input's features outside the span of the rows that is a rounding error.
 _COVERED = 1e-7
@@ -46,10 +46,10 @@ class SecondMoment:
     ----------
     scaling : ndarray of shape (p,)
         ``D``.
-    vectors : ndarray of shape (p, rank)
-    eigenvalues : ndarray of shape (rank,)
-    null : ndarray of shape (p, p - rank)
-        Eigenvectors of eigenvalues that count as zero.
+    vectors : ndarray of shape (p, p)
+        Eigenvectors.
+    eigenvalues : ndarray of shape (p,)
+        Zero where they count as zero.
     exponent : int
         The rows' tokens were divided by ``2 ** exponent``.
     """
@@ -57,7 +57,6 @@ class SecondMoment:
     scaling: np.ndarray
     vectors: np.ndarray
     eigenvalues: np.ndarray
-    null: np.ndarray
     exponent: int
 
     @classmethod
@@ -85,8 +84,8 @@ class SecondMoment:
         bounds = matrix[rows, columns]
         scaling = np.sqrt(np.divide(1.0, bounds, out=np.ones_like(bounds), where=bounds > 0.0))
         eigenvalues, vectors = eigh(matrix * scaling * scaling[:, None], check_finite=False)
-        kept = eigenvalues > tol * max(eigenvalues[-1], 0.0)
-        return cls(scaling, vectors[:, kept], eigenvalues[kept], vectors[:, ~kept], exponent)
+        eigenvalues[eigenvalues <= tol * max(eigenvalues[-1], 0.0)] = 0.0
+        return cls(scaling, vectors, eigenvalues, exponent)
 
 
 def leverage(design: Design, moment: SecondMoment) -> np.ndarray:
@@ -107,17 +106,17 @@ def leverage(design: Design, moment: SecondMoment) -> np.ndarray:
     backend = design.backend
     # The rows may have been divided by another power of two.
     scale = np.ldexp(moment.scaling, 3 * (design.exponent - moment.exponent))
-
-    def squares(vectors: np.ndarray) -> np.ndarray:
-        products = design.matvec(backend.asarray((vectors * scale[:, None]).T))
-        total: np.ndarray = backend.to_numpy((products**2).sum(1))
-        return total
-
-    outside = squares(moment.null)
-    inside = squares(moment.vectors)
-    covered = outside <= _COVERED**2 * (inside + outside)
+    vectors = backend.asarray((moment.vectors * scale[:, None]).T)
+    inside = moment.eigenvalues > 0.0
     # For phi in the range of G, D (D G D)^+ D serves as well as G^+.
-    values = squares(moment.vectors / np.sqrt(moment.eigenvalues))
+    inverse = np.divide(1.0, moment.eigenvalues, out=np.zeros(len(inside)), where=inside)
+    sums = backend.asarray(np.stack([inverse, inside, ~inside], axis=1))
+    found = backend.empty((design.n_rows, 3))
+    for block in design.blocks():
+        products = predict_block(block.state, block.query, vectors)
+        block.scatter(products**2 @ sums, found)
+    values, seen, unseen = backend.to_numpy(found).T
+    covered: np.ndarray = unseen <= _COVERED**2 * (seen + unseen)
     return np.where(covered, values, np.inf)
 
 
@@ -149,7 +148,7 @@ def error_bound(leverages: np.ndarray, epsilon: float, minimum: float = 0.0) -> 
             "epsilon must be finite and at least the minimum, which is at least 0; got "
             f"epsilon={epsilon}, minimum={minimum}."
         )
-    bounds: np.ndarray = np.where(
-        np.isinf(leverages), np.inf, 4.0 * (epsilon - minimum) * leverages
-    )
+    covered = np.isfinite(leverages)  # zero times infinity is not zero here
+    bounds = np.full(np.shape(leverages), np.inf)
+    bounds[covered] = 4.0 * (epsilon - minimum) * leverages[covered]
     return bounds

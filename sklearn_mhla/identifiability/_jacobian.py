@@ -143,7 +143,7 @@ def local_identifiability(
     standard = StandardizedDesign(design)
     if heads is not None:
         found = tangent_test(standard, standard.from_user(heads), tol, random)
-        return in_user_units(found, standard)
+        return _in_user_units(found, standard)
     if n_heads is None or n_outputs is None:
         raise ValueError(
             f"Without heads, n_heads and n_outputs are needed; got n_heads={n_heads}, "
@@ -154,7 +154,7 @@ def local_identifiability(
         result = tangent_test(standard, drawn, tol, None)
         if result:
             break
-    return in_user_units(result, standard)
+    return _in_user_units(result, standard)
 
 
 def tangent_test(
@@ -274,10 +274,9 @@ def _as_directions(vectors: np.ndarray, heads: Heads) -> Heads:
     return Heads(value, vectors[:, split:].reshape(-1, n_heads, d, d))
 
 
-def in_user_units(
+def _in_user_units(
     result: LocalIdentifiability, standard: StandardizedDesign
 ) -> LocalIdentifiability:
-    """The same result with models of the user's tokens."""
     return replace(
         result,
         heads=standard.to_user(result.heads),

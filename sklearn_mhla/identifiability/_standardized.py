@@ -13,7 +13,7 @@ from sklearn_mhla._heads import Heads
 
 
 class StandardizedDesign(Design):
-    """Tokens times powers of two that bring the mean of every ``S_jj`` into [1, 4).
+    """Tokens times powers of two that bring the mean of every ``S_jj`` into [0.5, 2).
 
     The model class is closed under invertible maps of the tokens, and multiplying by a power of
     two is exact; ranks and distances measured in these units do not depend on those of the user.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ from sklearn_mhla._tokens import check_sequences
 from sklearn_mhla.identifiability._attention import attention_outputs
 from sklearn_mhla.identifiability._jacobian import (
     LocalIdentifiability,
-    in_user_units,
     random_heads,
     tangent_test,
 )
@@ -232,7 +231,11 @@ def find_witness(
         n_agreeing=len(agreeing),
         largest_distance=max(agreeing, default=0.0),
         closest=min(others, default=math.inf),
-        local=in_user_units(local, standard),
+        local=replace(
+            local,
+            heads=baseline.in_user_units(local.heads),
+            directions=baseline.in_user_units(local.directions),
+        ),
     )
 
 
@@ -271,7 +274,7 @@ class _Baseline:
     def compare(self, other: Heads) -> _Comparison:
         """Disagreement on the rows, from the raw tokens, and distance as functions."""
         first, second = (
-            attention_outputs(self.standard, self._in_user_units(model))
+            attention_outputs(self.standard, self.in_user_units(model))
             for model in (self.first, other)
         )
         zero = Heads(0.0 * other.value, other.key_query)
@@ -292,7 +295,7 @@ class _Baseline:
         trials = random.standard_normal((_TRIAL_INPUTS, n_tokens, standard.token_dim))
         trials *= np.ldexp(1.0 / np.sqrt(n_tokens), standard.exponent) / standard.units
         inputs = Design(check_sequences(trials), NumpyBackend(), state=standard.state)
-        models = [self._in_user_units(model) for model in (self.first, other)]
+        models = [self.in_user_units(model) for model in (self.first, other)]
         outputs = np.stack([attention_outputs(inputs, model) for model in models])
         gaps = _relative_gaps(*outputs[:, :, None])
         best = int(gaps.argmax())
@@ -309,7 +312,8 @@ class _Baseline:
             origin=origin,
         )
 
-    def _in_user_units(self, heads: Heads) -> Heads:
+    def in_user_units(self, heads: Heads) -> Heads:
+        """Models, or their changes, of the user's tokens and targets."""
         value, key_query = self.standard.to_user(heads)
         return Heads(np.ldexp(value, self.exponent), key_query)
 
