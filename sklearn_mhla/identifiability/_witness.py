@@ -113,7 +113,7 @@ class NoWitness:
     closest : float
         The smallest relative disagreement on the rows among the other runs.
     local : LocalIdentifiability or None
-        The Jacobian test at the minimiser; None without a limit on heads.
+        The Jacobian test at the minimiser; None where null vectors decide.
     """
 
     n_starts: int
@@ -128,13 +128,21 @@ class NoWitness:
 
     def __repr__(self) -> str:
         if self.local is None:
-            return "<No witness: the features of the rows have full rank>"
+            if self.n_starts == 0:
+                return "<No witness: the features of the rows have full rank>"
+            return (
+                "<No witness: rows of deficient rank, but no null vector to working accuracy "
+                f"(disagreement {self.closest:.1e})>"
+            )
         others = self.n_starts - self.n_agreeing
         closest = f" (the closest to {self.closest:.1e})" if others else ""
         return (
             f"<No witness in {self.n_starts} runs of {self.n_iter} steps: {self.n_agreeing} found "
             f"the same function, {others} did not fit the rows{closest}; Jacobian: {self.local!r}>"
         )
+
+
+_FULL_RANK = NoWitness(0, 0, 0, 0.0, math.inf, None)
 
 
 def find_witness(
@@ -191,7 +199,7 @@ def find_witness(
     n_outputs = _check(design, targets, n_heads)
     standard = StandardizedDesign(design)
     if n_heads is None or n_heads >= min(n_outputs, design.token_dim) * design.token_dim:
-        return _from_null_vector(standard, targets, random)
+        return _unrestricted_witness(standard, targets, random)
 
     if isinstance(targets, Heads):
         baseline = _Baseline.of_teacher(standard, targets)
@@ -318,46 +326,99 @@ class _Baseline:
         return Heads(np.ldexp(value, self.exponent), key_query)
 
 
-def _from_null_vector(
+def class_witness(
+    design: Design, n_heads: int, n_outputs: int = 1, *, random_state: Any = None
+) -> Witness | NoWitness:
+    """Two models of at most ``n_heads >= d / 2`` heads that agree on all rows.
+
+    A null vector of the second moment is a function with one output that vanishes on all rows. It
+    has at most ``d`` heads, so it is the difference of two models with half of them each. If one of
+    the two is the teacher, the other fits its targets as well: below full rank the rows do not
+    identify every model of the class.
+
+    Parameters
+    ----------
+    design : Design
+        Rows of weight zero left out.
+    n_heads : int
+        At least ``d / 2``.
+    n_outputs : int
+    random_state : int, RandomState or None
+
+    Returns
+    -------
+    Witness or NoWitness
+        True unless the features of the rows have full rank.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than ``d / 2`` heads.
+    """
+    d = design.token_dim
+    if 2 * n_heads < d:
+        raise ValueError(f"n_heads must be at least d / 2 = {d / 2:g}; got {n_heads}.")
+    random = check_random_state(random_state)
+    standard = StandardizedDesign(design)
+    null, _ = _null_vector(standard, np.empty((design.n_rows, 0)), random)
+    if null is None:
+        return _FULL_RANK
+    value, key_query = tensor_to_heads(coef_to_tensor(null[None], d))
+    value = np.pad(value, [(0, 0), (0, n_outputs - 1), (0, 0)])
+    half = (len(value) + 1) // 2
+    first, other = Heads(value[:half], key_query[:half]), Heads(-value[half:], key_query[half:])
+    return _from_null_vector(_Baseline(standard, first, 0, 0.0), other, random)
+
+
+def _unrestricted_witness(
     standard: StandardizedDesign, targets: np.ndarray | Heads, random: np.random.RandomState
 ) -> Witness | NoWitness:
-    """Without a limit on heads: a null vector of the second moment, added to one output.
-
-    It is what least squares leaves of a random vector when it is fitted to its own outputs.
-    """
-    backend, d = standard.backend, standard.token_dim
-    trial = backend.asarray(random.standard_normal((1, standard.n_features)))
-    columns = backend.to_numpy(standard.matvec(trial))
-    exponent = 0
+    """Without a limit on heads: a null vector of the second moment, added to one output."""
+    columns, exponent = np.empty((standard.n_rows, 0)), 0
     if not isinstance(targets, Heads):
         exponent = math.frexp(np.abs(targets).max())[1]
-        columns = np.hstack([columns, np.ldexp(targets, -exponent)])
-    problem = _problem(standard, columns)
-    solver = choose_solver("auto", problem.size, backend.available_memory())[0]
-    solution = solver(problem).solve(0.0)
-    if solution.rank == standard.n_features:
-        return NoWitness(0, 0, 0, 0.0, math.inf, None)
-    fitted = backend.to_numpy(solution.coef)
-    null = backend.to_numpy(trial)[0] - fitted[0]
+        columns = np.ldexp(targets, -exponent)
+    null, coef = _null_vector(standard, columns, random)
+    if null is None:
+        return _FULL_RANK
     if isinstance(targets, Heads):
         baseline = _Baseline.of_teacher(standard, targets)
         coef = baseline.first.coefficients()
     else:
-        coef = fitted[1:]
-        residual = columns[:, 1:] - backend.to_numpy(standard.matvec(backend.asarray(coef)))
-        loss = float((residual**2).sum() / (columns[:, 1:] ** 2).sum())
-        baseline = _Baseline(standard, tensor_to_heads(coef_to_tensor(coef, d)), exponent, loss)
+        heads = tensor_to_heads(coef_to_tensor(coef, standard.token_dim))
+        baseline = _Baseline(standard, heads, exponent, 0.0)
+        residual = columns - baseline.predictions()
+        baseline = replace(baseline, loss=float((residual**2).sum() / (columns**2).sum()))
     other = coef.copy()
     other[0] += null * (np.linalg.norm(coef) / np.linalg.norm(null))
-    heads = tensor_to_heads(coef_to_tensor(other, d))
-    comparison = baseline.compare(heads)
-    found = baseline.witness(heads, comparison, "null vector", random)
-    if found is None:
-        raise ArithmeticError(
-            f"The rows have rank {solution.rank} of {standard.n_features}, but the null vector of "
-            f"their features is not accurate enough to prove it: {comparison}."
-        )
-    return found
+    heads = tensor_to_heads(coef_to_tensor(other, standard.token_dim))
+    return _from_null_vector(baseline, heads, random)
+
+
+def _null_vector(
+    standard: StandardizedDesign, targets: np.ndarray, random: np.random.RandomState
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """A null vector (p,) of the second moment, and least-squares coefficients of targets.
+
+    It is what least squares leaves of a random vector fitted to its own outputs; None if the rank
+    is full.
+    """
+    backend = standard.backend
+    trial = random.standard_normal((1, standard.n_features))
+    image = backend.to_numpy(standard.matvec(backend.asarray(trial)))
+    problem = _problem(standard, np.hstack([image, targets]))
+    solver = choose_solver("auto", problem.size, backend.available_memory())[0]
+    solution = solver(problem).solve(0.0)
+    coef = np.asarray(backend.to_numpy(solution.coef))
+    return None if solution.rank == standard.n_features else trial[0] - coef[0], coef[1:]
+
+
+def _from_null_vector(
+    baseline: _Baseline, other: Heads, random: np.random.RandomState
+) -> Witness | NoWitness:
+    comparison = baseline.compare(other)
+    found = baseline.witness(other, comparison, "null vector", random)
+    return found or NoWitness(1, 0, 0, 0.0, comparison.disagreement, None)
 
 
 def _starts(

@@ -11,9 +11,9 @@ from sklearn_mhla import Heads, function_distance
 from sklearn_mhla._backend import NumpyBackend, TorchBackend
 from sklearn_mhla._design import Design
 from sklearn_mhla._tokens import check_sequences
-from sklearn_mhla.identifiability._jacobian import LocalIdentifiability
+from sklearn_mhla.identifiability._jacobian import LocalIdentifiability, local_identifiability
 from sklearn_mhla.identifiability._standardized import StandardizedDesign
-from sklearn_mhla.identifiability._witness import _Baseline, find_witness
+from sklearn_mhla.identifiability._witness import _Baseline, class_witness, find_witness
 
 D, M = 3, 2
 
@@ -207,6 +207,28 @@ def test_models_that_disagree_or_are_equal_are_no_witness():
     comparison = baseline.compare(other)
     assert comparison.disagreement == pytest.approx(1e-4, rel=1e-3)
     assert baseline.witness(other, comparison, "restart", random) is None
+
+
+@pytest.mark.parametrize("n_outputs", [1, 2])
+@pytest.mark.parametrize("n_heads", [2, 3])
+@pytest.mark.parametrize("n_rows", [1, 12, 17, 18, 30])
+def test_half_as_many_heads_as_dimensions_need_full_rank(n_rows, n_heads, n_outputs):
+    """One row short of it two models agree, where almost every teacher is locally identifiable."""
+    X = gaussian(n_rows)
+    found = class_witness(design(X), n_heads, n_outputs, random_state=0)
+    assert bool(found) == (n_rows < 18)
+    if found:
+        check(found, X, 2)
+        assert found.heads.value.shape[1] == n_outputs
+        if n_rows == 17 and n_outputs == 2 and n_heads == 2:
+            assert local_identifiability(design(X), n_heads=2, n_outputs=2, random_state=0)
+    else:
+        assert "full rank" in repr(found)
+
+
+def test_fewer_heads_are_no_difference_of_any_two():
+    with pytest.raises(ValueError, match=r"at least d / 2 = 1\.5"):
+        class_witness(design(gaussian(3)), 1)
 
 
 def test_reproducible():
