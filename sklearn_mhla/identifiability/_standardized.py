@@ -44,9 +44,9 @@ class StandardizedDesign(Design):
         )
         self.units = np.asarray(design.backend.to_numpy(self._units))
 
-    def blocks(self, description: str | None = None) -> Iterator[Block]:
-        """All rows, block by block."""
-        for block in super().blocks(description):
+    def blocks(self, description: str | None = None, isometric: bool = True) -> Iterator[Block]:
+        """All rows, block by block; see :meth:`Design.blocks`."""
+        for block in super().blocks(description, isometric):
             yield replace(
                 block, state=block.state * self._pair_units, query=block.query * self._units
             )

@@ -247,6 +247,50 @@ def find_witness(
     )
 
 
+def class_witness(
+    design: Design, n_heads: int, n_outputs: int = 1, *, random_state: Any = None
+) -> Witness | NoWitness:
+    """Two models of at most ``n_heads >= d / 2`` heads that agree on all rows.
+
+    A null vector of the second moment is a function with one output that vanishes on all rows. It
+    has at most ``d`` heads, so it is the difference of two models with half of them each. If one of
+    the two is the teacher, the other fits its targets as well: below full rank the rows do not
+    identify every model of the class.
+
+    Parameters
+    ----------
+    design : Design
+        Rows of weight zero left out.
+    n_heads : int
+        At least ``d / 2``.
+    n_outputs : int
+    random_state : int, RandomState or None
+
+    Returns
+    -------
+    Witness or NoWitness
+        True unless the features of the rows have full rank.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than ``d / 2`` heads.
+    """
+    d = design.token_dim
+    if 2 * n_heads < d:
+        raise ValueError(f"n_heads must be at least d / 2 = {d / 2:g}; got {n_heads}.")
+    random = check_random_state(random_state)
+    standard = StandardizedDesign(design)
+    null, _ = _null_vector(standard, np.empty((design.n_rows, 0)), random)
+    if null is None:
+        return _FULL_RANK
+    value, key_query = tensor_to_heads(coef_to_tensor(null[None], d))
+    value = np.pad(value, [(0, 0), (0, n_outputs - 1), (0, 0)])
+    half = (len(value) + 1) // 2
+    first, other = Heads(value[:half], key_query[:half]), Heads(-value[half:], key_query[half:])
+    return _from_null_vector(_Baseline(standard, first, 0, 0.0), other, random)
+
+
 @dataclass(frozen=True)
 class _Comparison:
     disagreement: float
@@ -324,50 +368,6 @@ class _Baseline:
         """Models, or their changes, of the user's tokens and targets."""
         value, key_query = self.standard.to_user(heads)
         return Heads(np.ldexp(value, self.exponent), key_query)
-
-
-def class_witness(
-    design: Design, n_heads: int, n_outputs: int = 1, *, random_state: Any = None
-) -> Witness | NoWitness:
-    """Two models of at most ``n_heads >= d / 2`` heads that agree on all rows.
-
-    A null vector of the second moment is a function with one output that vanishes on all rows. It
-    has at most ``d`` heads, so it is the difference of two models with half of them each. If one of
-    the two is the teacher, the other fits its targets as well: below full rank the rows do not
-    identify every model of the class.
-
-    Parameters
-    ----------
-    design : Design
-        Rows of weight zero left out.
-    n_heads : int
-        At least ``d / 2``.
-    n_outputs : int
-    random_state : int, RandomState or None
-
-    Returns
-    -------
-    Witness or NoWitness
-        True unless the features of the rows have full rank.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer than ``d / 2`` heads.
-    """
-    d = design.token_dim
-    if 2 * n_heads < d:
-        raise ValueError(f"n_heads must be at least d / 2 = {d / 2:g}; got {n_heads}.")
-    random = check_random_state(random_state)
-    standard = StandardizedDesign(design)
-    null, _ = _null_vector(standard, np.empty((design.n_rows, 0)), random)
-    if null is None:
-        return _FULL_RANK
-    value, key_query = tensor_to_heads(coef_to_tensor(null[None], d))
-    value = np.pad(value, [(0, 0), (0, n_outputs - 1), (0, 0)])
-    half = (len(value) + 1) // 2
-    first, other = Heads(value[:half], key_query[:half]), Heads(-value[half:], key_query[half:])
-    return _from_null_vector(_Baseline(standard, first, 0, 0.0), other, random)
 
 
 def _unrestricted_witness(
