@@ -25,7 +25,8 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from sklearn_mhla._backend import NumpyBackend
 from sklearn_mhla._design import Design
 from sklearn_mhla._features import pair_indices
-from sklearn_mhla._moments import Moments, unpack_gram
+from sklearn_mhla._gram import unpack_gram
+from sklearn_mhla._sums import Sums
 
 _UNIT = 2.0**-53  # unit roundoff u
 _TINY = 2.0**-1022  # one underflow, gradual or flushed to zero, errs by less
@@ -85,16 +86,14 @@ def eigenvalue_lower_bound(design: Design, weights: np.ndarray | None = None) ->
     column = None if weights is None else weights[:, None]
     no_targets = design.backend.zeros((design.n_rows, 1))
     return moments_lower_bound(
-        Moments.from_design(design, no_targets, column),
+        Sums.from_design(design, no_targets, column),
         n_rows=design.n_rows,
         longest=int(design.sequences.lengths.max()),
         exponent=design.exponent,
     )
 
 
-def moments_lower_bound(
-    moments: Moments, *, n_rows: int, longest: int, exponent: int
-) -> LowerBound:
+def moments_lower_bound(moments: Sums, *, n_rows: int, longest: int, exponent: int) -> LowerBound:
     """Bound the smallest eigenvalue from below, from accumulated moments.
 
     Costs two Cholesky factorisations, a product of factors that verifies the second (together
@@ -102,7 +101,7 @@ def moments_lower_bound(
 
     Parameters
     ----------
-    moments : Moments
+    moments : Sums
         Of tokens smaller than one in absolute value. Sums of any number of parts in any order, but
         not differences: their errors are relative to what was subtracted.
     n_rows : int
@@ -137,9 +136,7 @@ def moments_lower_bound(
     scaling = backend.inverse_root_power_of_two(diagonal)
     gram *= scaling[:, None]
     gram *= scaling
-    left, right = pair_indices(token_dim)
-    # Lambda >= s I in the published basis is Gram >= s diag(1 or 2) in the isometric one (step 4).
-    identity = np.repeat(np.where(left == right, 1.0, 2.0), token_dim) * scaling**2
+    identity = scaling**2
     definite = _ScaledMatrix(gram, diagonal * scaling**2, _up(loss * scaling**2), identity)
     shift = definite.largest_shift()
     if not shift > 0.0:
@@ -169,8 +166,7 @@ def _accumulation_loss(
     query = np.arange(token_dim)
     rows = (same[right][:, None] * token_dim + query).reshape(-1)
     columns = (same[left][:, None] * token_dim + query).reshape(-1)
-    squares = np.repeat(np.where(left == right, 1.0, 2.0), token_dim)
-    state = _relative(2 * (longest + 3), squares * gram[rows, columns])
+    state = _relative(2 * (longest + 3), gram[rows, columns])
     sums = _relative(n_rows + 4, gram.diagonal())
     underflow = np.ldexp(64.0 * _TINY, max(0, -2 * exponent))
     underflow = underflow * longest**2 * (n_rows + total_weight)
@@ -179,14 +175,14 @@ def _accumulation_loss(
 
 
 class _ScaledMatrix:
-    """``D (Gram - diag(loss) - s C^2) D``, of which semidefiniteness is to be verified.
+    """``D (Gram - diag(loss) - s I) D``, of which semidefiniteness is to be verified.
 
     Parameters
     ----------
     lower : array of shape (p, p)
         ``D Gram D``; the lower triangle is read, the diagonal overwritten.
     diagonal, loss, identity : arrays of shape (p,)
-        Diagonals of ``D Gram D``, ``D diag(loss) D`` and ``D C^2 D``.
+        Diagonals of ``D Gram D``, ``D diag(loss) D`` and ``D D``.
     """
 
     def __init__(

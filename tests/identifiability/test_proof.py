@@ -12,7 +12,7 @@ import reference
 
 from sklearn_mhla._backend import NumpyBackend, TorchBackend
 from sklearn_mhla._design import Design
-from sklearn_mhla._moments import Moments
+from sklearn_mhla._sums import Sums
 from sklearn_mhla._tokens import check_sequences
 from sklearn_mhla.identifiability._proof import (
     LowerBound,
@@ -300,7 +300,7 @@ def test_long_sequences_and_many_rows_lower_the_bound_only_a_little():
 
 def moments_of(X):
     design = Design(check_sequences(X), BACKEND)
-    moments = Moments.from_design(design, np.zeros((len(X), 1)), None)
+    moments = Sums.from_design(design, np.zeros((len(X), 1)), None)
     return moments, {
         "n_rows": len(X),
         "longest": X.shape[1],
