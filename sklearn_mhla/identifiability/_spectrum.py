@@ -21,12 +21,11 @@ that matrix by a few ``eps`` whatever the units and the number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import eigvalsh, qr, solve_triangular
+from scipy.linalg import eigh, eigvalsh, qr, solve_triangular
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from sklearn_mhla._backend import Array, Backend
@@ -38,46 +37,20 @@ from sklearn_mhla._sums import Sums
 from sklearn_mhla.identifiability._error_bound import SecondMoment, leverage
 from sklearn_mhla.identifiability._null_space import NullSpace
 from sklearn_mhla.identifiability._proof import moments_lower_bound
-from sklearn_mhla.solvers._factor import CholeskyFactor, rank_tolerance, safe_cholesky
+from sklearn_mhla.solvers._factor import rank_tolerance, safe_cholesky
 
 # Below this order dense eigenvalues are cheaper than a Krylov space.
 _DENSE_ORDER = 64
 
 
-@dataclass(frozen=True)
-class ScaledRange:
-    """Eigenvectors of the range of ``D A D``, and with them a pseudo-inverse of ``A``.
-
-    Attributes
-    ----------
-    scaling : array of shape (n, 1)
-        ``D``.
-    basis : array of shape (n, rank)
-    eigenvalues : array of shape (rank,)
-    """
-
-    scaling: Array
-    basis: Array
-    eigenvalues: Array
-
-    @property
-    def rank(self) -> int:
-        """Number of eigenvalues that count."""
-        return len(self.eigenvalues)
-
-    def solve(self, rhs: Array) -> Array:
-        """``D (D A D)^+ D rhs``, the inverse of ``A`` where it has full rank."""
-        read = self.basis.mT @ (self.scaling * rhs)
-        return self.scaling * (self.basis @ (read / self.eigenvalues[:, None]))
-
-
 class MomentSpectrum:
     """From the ``p x p`` matrix itself.
 
-    One Cholesky factorisation (``p^3 / 3``) where the matrix is safely definite, otherwise
-    the eigenvectors of its range. Of the eigenvalues only the extremes are computed, the smallest
-    from the factor: its relative error is ``eps`` times the condition number of the *scaled*
-    matrix. All of them take ``4 p^3 / 3`` and are computed when asked for.
+    One Cholesky factorisation (``p^3 / 3`` multiply-adds) where the matrix is safely definite,
+    otherwise the eigenvalues of the scaled matrix (``2 p^3 / 3``), and their vectors
+    (``9 p^3``) when they are needed. Of the eigenvalues of the matrix itself only the extremes
+    are computed at once, the smallest from a factor: its relative error is ``eps`` times
+    the condition number of the *scaled* matrix.
 
     Parameters
     ----------
@@ -105,14 +78,13 @@ class MomentSpectrum:
         self.equilibration = self._equilibration()
         self.tol = rank_tolerance(len(matrix)) if tol is None else tol
         # The sum is a copy, which the factorisation overwrites.
-        cholesky = safe_cholesky(matrix + 0.0, 0.0, self.tol, bounds, backend)
-        factor: CholeskyFactor | ScaledRange
-        factor = cholesky or scaled_range(matrix, bounds, self.tol, backend)
-        self.rank = factor.rank
+        factor = safe_cholesky(matrix + 0.0, 0.0, self.tol, bounds, backend)
+        self.rank = len(matrix) if factor is not None else self._rank(matrix)
         self.max_eigenvalue = largest_eigenvalue(lambda v: matrix @ v, len(matrix), backend)
         self.min_eigenvalue = 0.0
         if self.rank == len(matrix):
-            self.min_eigenvalue = 1.0 / largest_eigenvalue(factor.solve, len(matrix), backend)
+            solve = self._inverse() if factor is None else factor.solve
+            self.min_eigenvalue = 1.0 / largest_eigenvalue(solve, len(matrix), backend)
 
     def eigenvalues(self) -> np.ndarray:
         """All ``p`` eigenvalues, descending; zeros beyond the rank."""
@@ -159,13 +131,40 @@ class MomentSpectrum:
 
     def _null_vectors(self, k: int, factors: np.ndarray) -> np.ndarray:
         """``k`` orthonormal null vectors of features multiplied by ``factors``."""
-        backend = self.moments.backend
-        found = scaled_range(second_moment(self.moments), self._bounds(), self.tol, backend)
-        basis, scaling = backend.to_numpy(found.basis), backend.to_numpy(found.scaling)
-        complement = qr(basis, check_finite=False)[0][:, self.rank : self.rank + k]
+        scaling, _, vectors = self._scaled_eigh()
+        null = vectors[:, : self.moments.n_features - self.rank]
         return orthonormal_null_vectors(
-            complement, scaling[:, 0] / factors, lambda u: u - basis @ (basis.T @ u)
+            null[:, :k], scaling / factors, lambda u: null @ (null.T @ u)
         )
+
+    def _rank(self, matrix: Array) -> int:
+        values = eigvalsh(self._scaled(matrix)[1], overwrite_a=True, check_finite=False)
+        return int((values > self.tol * values[-1]).sum())
+
+    def _inverse(self) -> Callable[[Array], Array]:
+        """The inverse ``D (D A D)^-1 D`` from eigenvectors, where the rank is full."""
+        backend = self.moments.backend
+        scaling, values, vectors = (backend.asarray(part) for part in self._scaled_eigh())
+
+        def solve(rhs: Array) -> Array:
+            read = vectors.mT @ (scaling[:, None] * rhs)
+            return scaling[:, None] * (vectors @ (read / values[:, None]))
+
+        return solve
+
+    def _scaled_eigh(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """``D`` (p,), ascending eigenvalues and eigenvectors of ``D A D``."""
+        scaling, scaled = self._scaled(second_moment(self.moments))
+        values, vectors = eigh(scaled, overwrite_a=True, check_finite=False)
+        return scaling, values, vectors
+
+    def _scaled(self, matrix: Array) -> tuple[np.ndarray, np.ndarray]:
+        """``D`` and ``D A D``; LAPACK's place is the CPU."""
+        backend = self.moments.backend
+        scaling = backend.to_numpy(backend.inverse_root_power_of_two(self._bounds()))
+        scaled: np.ndarray = backend.to_numpy(matrix) * scaling[:, None]
+        scaled *= scaling
+        return scaling, scaled
 
     def _bounds(self) -> Array:
         """``mean(S_jj S_kk q_l^2)`` for every feature, shape (p,)."""
@@ -376,29 +375,6 @@ def both_triangles(lower: Array, backend: Backend) -> Array:
     full = lower + lower.mT
     full.reshape(-1)[:: len(full) + 1] = diagonal
     return full
-
-
-def scaled_range(matrix: Array, bounds: Array, tol: float, backend: Backend) -> ScaledRange:
-    """Eigenvectors of ``D A D`` whose eigenvalues count.
-
-    Parameters
-    ----------
-    matrix : array of shape (n, n)
-        ``A``.
-    bounds : array of shape (n,)
-        Not below the diagonal; ``D`` is about its inverse root.
-    tol : float
-        Relative to the largest eigenvalue.
-    backend : Backend
-    """
-    scaling = backend.inverse_root_power_of_two(bounds)
-    scaled = matrix * scaling[:, None]
-    scaled *= scaling
-    floor = 0.25 * tol * float(scaled.diagonal().max())
-    basis, eigenvalues = backend.range_eigh(scaled, floor)
-    largest = float(eigenvalues.max()) if len(eigenvalues) else 0.0
-    rank = int((eigenvalues > tol * largest).sum())
-    return ScaledRange(scaling[:, None], basis[:, :rank], eigenvalues[:rank])
 
 
 def largest_eigenvalue(product: Callable[[Array], Array], order: int, backend: Backend) -> float:
