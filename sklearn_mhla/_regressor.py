@@ -27,6 +27,7 @@ from sklearn_mhla._fitting import (
 from sklearn_mhla._heads import Heads, svd_heads
 from sklearn_mhla._minimal_heads import minimal_heads
 from sklearn_mhla._parameters import check_parameters
+from sklearn_mhla._sums import Sums
 from sklearn_mhla._tokens import (
     Rows,
     Sequences,
@@ -38,6 +39,8 @@ from sklearn_mhla._tokens import (
     rows_of_positive_weight,
     store_columns,
 )
+from sklearn_mhla.identifiability import IdentifiabilityCertificate
+from sklearn_mhla.identifiability._certify import certify_moments
 from sklearn_mhla.solvers import (
     Units,
 )
@@ -250,6 +253,7 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     token_dim_: int
     _heads: Heads | None
     _optimizer: dict[str, Any] | None
+    _moments: Sums
     _n_outputs: int
     _target_ndim: int
     _rows_are_flat: bool
@@ -555,6 +559,36 @@ n_samples arrays of shape (n_tokens_i, d)
             self.__dict__.pop(name, None)
         store_columns(self, attributes)
         return self
+
+    def certificate(self) -> IdentifiabilityCertificate:
+        """What the training inputs determine about a model of this kind.
+
+        Reuses the moments that `fit` with ``method_`` "primal" and `partial_fit` keep.
+
+        Returns
+        -------
+        IdentifiabilityCertificate
+            As :func:`certify_identifiable` makes it of the training inputs, without the Jacobian
+            test of few heads. It does not consider the intercept.
+
+        Raises
+        ------
+        ValueError
+            If the fit kept no moments.
+        """
+        check_is_fitted(self)
+        if not hasattr(self, "_moments"):
+            raise ValueError(
+                f"No moments to certify: method_={self.method_!r} keeps none, only 'primal' does. "
+                "Call certify_identifiable on the training inputs."
+            )
+        return certify_moments(
+            self._moments.copy(),  # partial_fit adds in place
+            n_heads=self.n_heads,
+            n_outputs=self._moments.n_outputs,
+            n_tokens=self.n_tokens,
+            device=self.device,
+        )
 
     @property
     def value_(self) -> np.ndarray:

@@ -51,7 +51,7 @@ class PrimalSolver(Solver):
             min(problem.size.n_rows, problem.size.n_features),
             0.0 if mean is None else moments.weight * float((mean**2).sum()),
             problem.backend,
-            moments.diagonal(),
+            moments.bounds(),
         )
         # Targets are centred already: Phi^T W y_c = Phi_c^T W y_c.
         coef = factor.solve(self.cross.mT).mT

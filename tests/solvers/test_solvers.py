@@ -561,3 +561,19 @@ def test_a_refusal_comes_before_any_work(monkeypatch):
     X = reference.make_sequences(0.0, 60)
     with pytest.raises(MemoryError, match="rows=60, p=18"):
         MHLARegressor().fit(X, np.zeros(60))
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("method", ["primal", "dual"])
+def test_features_that_are_nothing_but_rounding_errors_do_not_count(method, fit_intercept):
+    # Two coordinates orthogonal in every sequence: S_01 is about 1e-16, not 0.
+    X = reference.make_sequences(0.0, 300, n_tokens=6)
+    first, second = X[:, :, 0], X[:, :, 1]
+    along = (first * second).sum(1) / (first**2).sum(1)
+    second -= along[:, None] * first
+    assert 0.0 < np.abs((first * second).sum(1)).max() < 1e-14
+    y = reference.predict_heads(*reference.make_heads(2, 1, 3), X)
+    model = MHLARegressor(method=method, fit_intercept=fit_intercept).fit(X, y)
+    assert model.rank_ == 18 - 3
+    assert reference.relative_error(model.predict(X), y) < 1e-12
+    assert np.abs(model.coef_).max() < 100.0
