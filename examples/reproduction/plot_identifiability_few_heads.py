@@ -11,7 +11,7 @@ For Gaussian sequences and teachers with ``H`` heads of width ``d = 6``, three n
 The second is found by bisection on nested sets of rows. For the third, a teacher counts as
 recovered if the relative function distance is below 1e-6. Around the switch of the Jacobian test
 the script also searches witnesses: other models with as many heads that agree with the teacher on
-all rows. It takes a minute or two with 4 seeds and few numbers of rows; with ``--full`` it uses 20
+all rows. It takes about a minute with 4 seeds and few numbers of rows; with ``--full`` it uses 20
 seeds (10 for witnesses) and writes ``docs/figures/identifiability_few_heads.png`` and its table.
 """
 
