@@ -1,0 +1,1 @@
+"""What the data determine: certificates and their proofs."""
