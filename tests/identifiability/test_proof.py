@@ -94,7 +94,9 @@ class ExactMoment:
 
         order = self.gram.nrows()
         ratio = Fraction(value) * self.weight * self.n_tokens**2 / Fraction(2) ** self.exponent
-        identity = flint.fmpz_mat(order, order, [int(i % (order + 1) == 0) for i in range(order**2)])
+        identity = flint.fmpz_mat(
+            order, order, [int(i % (order + 1) == 0) for i in range(order**2)]
+        )
         shifted = ratio.denominator * self.gram - ratio.numerator * identity
         coefficients = shifted.charpoly().coeffs()
         return all((-1) ** (order - k) * c >= 0 for k, c in enumerate(coefficients))
@@ -139,6 +141,13 @@ def special_values(random, n_samples, n_tokens):
     return X
 
 
+def orthogonal_but_for_rounding(random, n_samples, n_tokens):
+    """``S_12 = 0`` exactly, but 2^-60 of what it sums in floating point: singular."""
+    small = 2.0**-30
+    base = np.array([[1.0 + small, 1.0 + small], [-1.0, 1.0 + 2.0 * small], [-small, small]])
+    return base * 2.0 ** random.integers(-3, 4, (n_samples, 1, 2))
+
+
 def gaussian(random, n_samples, n_tokens):
     return random.standard_normal((n_samples, n_tokens, 2))
 
@@ -151,6 +160,7 @@ KINDS = [
     small_integers,
     rows_almost_repeated,
     special_values,
+    orthogonal_but_for_rounding,
 ]
 
 
@@ -167,7 +177,7 @@ def random_case(random):
     options = {"output": "last", "state": str(random.choice(["sum", "mean"]))}
     if random.random() < 0.2:
         options = {"output": "sequence", "causal": bool(random.random() < 0.5), "state": "sum"}
-    n_rows = n_samples * (n_tokens if options["output"] == "sequence" else 1)
+    n_rows = n_samples * (X.shape[1] if options["output"] == "sequence" else 1)
     weights = 10.0 ** random.uniform(-9, 9, n_rows) if random.random() < 0.3 else None
     return X, weights, options
 
@@ -175,20 +185,19 @@ def random_case(random):
 @pytest.mark.parametrize("seed", range(10))
 def test_never_above_the_smallest_eigenvalue(seed):
     random = np.random.default_rng(seed)
-    n_proven = n_singular = 0
+    n_proven = 0
     for trial in range(1000):
         X, weights, options = random_case(random)
         bound = bound_of(X, weights, **options)
+        n_proven += bound.proven
+        if not bound.proven:
+            assert bound.value == 0.0  # true of every sum of squares
+            continue
         exact = ExactMoment.of(X, weights, **options)
         where = f"seed {seed}, trial {trial}: {bound}, {options}"
-        assert bound.value >= 0.0, where
         assert exact.exceeds(bound.value), where
-        definite = exact.is_definite()
-        assert definite or not bound.proven, where
-        n_proven += bound.proven
-        n_singular += not definite
-    assert n_proven > 200
-    assert n_singular > 100
+        assert exact.is_definite(), where
+    assert 200 < n_proven < 800
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3])
@@ -284,8 +293,9 @@ def test_long_sequences_and_many_rows_lower_the_bound_only_a_little():
     moments, options = moments_of(reference.make_sequences(0.0, 100, 4, 2))
     few = moments_lower_bound(moments, **options)
     many = moments_lower_bound(moments, **options | {"n_rows": 10**9})
+    most = moments_lower_bound(moments, **options | {"n_rows": 2 * 10**11})
     assert 0.99 * few.value < many.value < few.value
-    assert not moments_lower_bound(moments, **options | {"n_rows": 10**13 // 50}).proven
+    assert most.value < 0.9995 * few.value
 
 
 def moments_of(X):
@@ -346,7 +356,8 @@ def test_residual_bound_holds(order, distance):
     bound = residual_bound(lower, factor)
     assert Fraction(bound) ** 2 >= exact_norm_square(lower, factor)
     size = float((factor**2).sum())
-    assert bound < 1.1 * math.sqrt(exact_norm_square(lower, factor)) + 1e-15 * order * size
+    # The diagonal is counted twice.
+    assert bound < 1.5 * math.sqrt(exact_norm_square(lower, factor)) + 1e-15 * order * size
 
 
 def test_residual_bound_looks_at_every_block():
