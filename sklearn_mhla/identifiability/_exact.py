@@ -104,7 +104,7 @@ def _null_vector(matrix: Any, modulus: int, random: np.random.Generator, flint: 
     """A random vector that all rows annihilate modulo the prime."""
     echelon, rank = matrix.rref()
     pivots = _leading(echelon, rank)
-    vector = random.integers(0, modulus, matrix.ncols())
+    vector: np.ndarray = random.integers(0, modulus, matrix.ncols())
     vector[pivots] = 0
     image = echelon * flint.nmod_mat(len(vector), 1, vector.tolist(), modulus)
     vector[pivots] = [-int(image[row, 0]) % modulus for row in range(rank)]
