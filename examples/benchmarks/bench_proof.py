@@ -17,13 +17,12 @@ from collections.abc import Callable
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from sklearn_mhla import MHLARegressor
+from sklearn_mhla import MHLARegressor, Moments
 from sklearn_mhla._backend import NumpyBackend
 from sklearn_mhla._design import Design
-from sklearn_mhla._moments import Moments
 from sklearn_mhla._tokens import check_sequences
 from sklearn_mhla.identifiability._exact import exact_rank
-from sklearn_mhla.identifiability._proof import moments_lower_bound
+from sklearn_mhla.identifiability._proof import LowerBound, sums_lower_bound
 
 
 def published_features(X: np.ndarray) -> np.ndarray:
@@ -54,13 +53,10 @@ def fastest(*functions: Callable[[], object], repeat: int = 3) -> list[float]:
 
 def bench_bound(name: str, X: np.ndarray) -> None:
     """Ratio of bound to eigenvalue and of the time of the proof to that of a fit."""
-    design = Design(check_sequences(X), NumpyBackend())
-    moments = Moments.from_design(design, np.zeros((len(X), 1)), None)
+    moments = Moments.from_data(X)
 
-    def proof():
-        return moments_lower_bound(
-            moments, n_rows=len(X), longest=X.shape[1], exponent=design.exponent
-        )
+    def proof() -> LowerBound:
+        return sums_lower_bound(moments, longest=X.shape[1])
 
     y = np.random.default_rng(1).standard_normal((len(X), X.shape[2]))
     model = MHLARegressor(method="primal", alpha=1e-3)
@@ -68,7 +64,7 @@ def bench_bound(name: str, X: np.ndarray) -> None:
     eigenvalue = smallest_eigenvalue(published_features(X))
     below = 1.0 - proof().value / eigenvalue
     print(
-        f"| {name} | {X.shape[2]} | {len(X)} | {X.shape[1]} | {design.n_features} | "
+        f"| {name} | {X.shape[2]} | {len(X)} | {X.shape[1]} | {moments.n_features} | "
         f"{eigenvalue:.2g} | {below:.1e} | {seconds:.3f} | {seconds / fit:.2f} |",
         flush=True,
     )

@@ -83,17 +83,13 @@ def eigenvalue_lower_bound(design: Design, weights: np.ndarray | None = None) ->
     """
     if np.ldexp(design.sequences.largest, -design.exponent) > 1.0:
         raise ValueError("The proof needs rescaled tokens; build the Design with rescale=True.")
+    no_targets = design.backend.zeros((design.n_rows, 0))
     column = None if weights is None else weights[:, None]
-    no_targets = design.backend.zeros((design.n_rows, 1))
-    return moments_lower_bound(
-        Sums.from_design(design, no_targets, column),
-        n_rows=design.n_rows,
-        longest=int(design.sequences.lengths.max()),
-        exponent=design.exponent,
-    )
+    sums = Sums.from_design(design, no_targets, column)
+    return sums_lower_bound(sums, int(design.sequences.lengths.max()))
 
 
-def moments_lower_bound(moments: Sums, *, n_rows: int, longest: int, exponent: int) -> LowerBound:
+def sums_lower_bound(sums: Sums, longest: int) -> LowerBound:
     """Bound the smallest eigenvalue from below, from accumulated moments.
 
     Costs two Cholesky factorisations, a product of factors that verifies the second (together
@@ -101,15 +97,11 @@ def moments_lower_bound(moments: Sums, *, n_rows: int, longest: int, exponent: i
 
     Parameters
     ----------
-    moments : Sums
-        Of tokens smaller than one in absolute value. Sums of any number of parts in any order, but
-        not differences: their errors are relative to what was subtracted.
-    n_rows : int
-        Rows summed, in all parts together.
+    sums : Sums
+        Of any number of parts, added in any order, but not subtracted: errors of differences are
+        relative to what they were taken from.
     longest : int
         Number of tokens of the longest sequence.
-    exponent : int
-        Tokens were divided by ``2 ** exponent``.
 
     Returns
     -------
@@ -120,57 +112,53 @@ def moments_lower_bound(moments: Sums, *, n_rows: int, longest: int, exponent: i
     ValueError
         If there are more than ``2 ** 38`` rows or tokens per sequence.
     """
+    n_rows = sums.n_rows
     if n_rows + 2 * longest + 10 > _MAX_ROUNDINGS:
         raise ValueError(
             f"The proof covers sums of up to 2**38 terms; these moments have n_rows={n_rows} and "
             f"longest={longest}."
         )
-    token_dim = moments.token_dim
     backend = NumpyBackend()
-    gram = unpack_gram(moments.backend.to_numpy(moments.gram), token_dim, backend)
+    gram = unpack_gram(sums.backend.to_numpy(sums.gram), sums.token_dim, backend)
     diagonal = gram.diagonal().copy()
-    total_weight = float(moments.weight + _relative(n_rows + 2, moments.weight))
-    loss = _accumulation_loss(gram, token_dim, n_rows, longest, exponent, total_weight)
-    if not (loss < diagonal).all():  # zero columns, or what has overflowed
+    if not diagonal.min() > 0.0:
+        return LowerBound(0.0, False)
+    total_weight = float(sums.weight + _relative(n_rows + 2, sums.weight))
+    loss = _accumulation_loss(gram, sums, longest, total_weight)
+    if not (loss < diagonal).all():  # nothing but rounding, or an overflow
         return LowerBound(0.0, False)
     scaling = backend.inverse_root_power_of_two(diagonal)
     gram *= scaling[:, None]
     gram *= scaling
-    identity = scaling**2
-    definite = _ScaledMatrix(gram, diagonal * scaling**2, _up(loss * scaling**2), identity)
-    shift = definite.largest_shift()
+    squares = scaling**2
+    shift = _ScaledMatrix(gram, diagonal * squares, loss * squares, squares).largest_shift()
     if not shift > 0.0:
         return LowerBound(0.0, False)
     mean = np.nextafter(shift / _up(total_weight), 0.0)
     with np.errstate(over="ignore", under="ignore"):
-        value = float(np.nextafter(np.ldexp(mean, 6 * exponent), 0.0))
+        value = float(np.nextafter(np.ldexp(mean, 6 * sums.token_exponent), 0.0))
     return LowerBound(min(value, sys.float_info.max), True)
 
 
 def _accumulation_loss(
-    gram: np.ndarray,
-    token_dim: int,
-    n_rows: int,
-    longest: int,
-    exponent: int,
-    total_weight: float,
+    gram: np.ndarray, sums: Sums, longest: int, total_weight: float
 ) -> np.ndarray:
     """``h`` with ``computed Gram - exact Gram <= diag(h)`` as quadratic forms (steps 1 to 3).
 
-    Entry ``x`` of the states carries an error relative to ``sqrt(S_jj S_kk)``, which the
+    Entry ``S_jk`` of a state carries an error relative to ``sqrt(S_jj S_kk)``, which the
     entry ``((j, j), l), ((k, k), l)`` of the Gram matrix itself bounds in the mean; the sums
     over rows carry one relative to the diagonal.
     """
-    left, right = pair_indices(token_dim)
+    left, right = pair_indices(sums.token_dim)
     same = np.flatnonzero(left == right)
-    query = np.arange(token_dim)
-    rows = (same[right][:, None] * token_dim + query).reshape(-1)
-    columns = (same[left][:, None] * token_dim + query).reshape(-1)
-    state = _relative(2 * (longest + 3), gram[rows, columns])
-    sums = _relative(n_rows + 4, gram.diagonal())
-    underflow = np.ldexp(64.0 * _TINY, max(0, -2 * exponent))
-    underflow = underflow * longest**2 * (n_rows + total_weight)
-    loss: np.ndarray = _SECOND_ORDER * len(gram) * (state + sums + 2.0 * underflow)
+    query = np.arange(sums.token_dim)
+    rows = (same[right][:, None] * sums.token_dim + query).reshape(-1)
+    columns = (same[left][:, None] * sums.token_dim + query).reshape(-1)
+    of_states = _relative(2 * (longest + 1), gram[rows, columns])
+    of_sums = _relative(sums.n_rows + 4, gram.diagonal())
+    underflow = np.ldexp(64.0 * _TINY, max(0, -2 * sums.token_exponent))
+    underflow = underflow * longest**2 * (sums.n_rows + total_weight)
+    loss: np.ndarray = _SECOND_ORDER * len(gram) * (of_states + of_sums + 2.0 * underflow)
     return loss
 
 
@@ -181,16 +169,16 @@ class _ScaledMatrix:
     ----------
     lower : array of shape (p, p)
         ``D Gram D``; the lower triangle is read, the diagonal overwritten.
-    diagonal, loss, identity : arrays of shape (p,)
-        Diagonals of ``D Gram D``, ``D diag(loss) D`` and ``D D``.
+    diagonal, loss, squares : arrays of shape (p,)
+        Diagonals of ``D Gram D``, ``D diag(loss) D`` and ``D^2``.
     """
 
     def __init__(
-        self, lower: np.ndarray, diagonal: np.ndarray, loss: np.ndarray, identity: np.ndarray
+        self, lower: np.ndarray, diagonal: np.ndarray, loss: np.ndarray, squares: np.ndarray
     ) -> None:
         self.lower = lower
         self.diagonal = _down(diagonal - loss)
-        self.identity = identity
+        self.squares = squares
         order = len(lower)
         # Set aside for the verification; generous, for a sound factorisation errs by a third.
         self.reserve = 3.0 * _relative(order + 4, float(diagonal.sum()))
@@ -201,18 +189,18 @@ class _ScaledMatrix:
         factor = self.cholesky(0.0)
         if factor is None:
             return 0.0
-        estimate = _smallest_eigenvalue(factor, self.identity)
+        estimate = _smallest_eigenvalue(factor, self.squares)
         for margin in _MARGINS:
             shift = (1.0 - margin) * estimate
             factor = self.cholesky(shift)
-            # A NaN is not a proof: the comparison is false then (steps 5 and 6).
+            # A NaN is not a proof: the comparison is false then (steps 4 and 5).
             if factor is not None and residual_bound(self.lower, factor) <= self.reserve:
                 return shift
         return 0.0
 
     def cholesky(self, shift: float) -> np.ndarray | None:
         """Factor the matrix minus the reserve, which stays in ``lower``; None if not definite."""
-        diagonal = _down(self.diagonal - _up(shift * self.identity))
+        diagonal = _down(self.diagonal - _up(shift * self.squares))
         self.lower.reshape(-1)[:: len(self.lower) + 1] = _down(diagonal - self.reserve)
         try:
             factor: np.ndarray = cholesky(self.lower, lower=True, check_finite=False)
@@ -246,13 +234,13 @@ def residual_bound(lower: np.ndarray, factor: np.ndarray) -> float:
     return float(_SECOND_ORDER * bound + order * _SCALED_TINY)
 
 
-def _smallest_eigenvalue(factor: np.ndarray, identity: np.ndarray) -> float:
-    """Estimate of the smallest eigenvalue of ``(L L^T, diag(identity))``; not a bound.
+def _smallest_eigenvalue(factor: np.ndarray, squares: np.ndarray) -> float:
+    """Estimate of the smallest eigenvalue of ``D^-1 L L^T D^-1`` for given ``D^2``; not a bound.
 
-    It is the inverse of the largest one of ``F L^-T L^-1 F`` with ``F = sqrt(identity)``, whose
-    relative error does not suffer from columns of very different size.
+    It is the inverse of the largest one of ``D L^-T L^-1 D``, whose relative error does not
+    suffer from columns of very different size.
     """
-    root = np.sqrt(identity)
+    root = np.sqrt(squares)
     largest = root.max()
     root = root / largest
 

@@ -36,7 +36,7 @@ from sklearn_mhla._span import Span, unit_rows
 from sklearn_mhla._sums import Sums
 from sklearn_mhla.identifiability._error_bound import SecondMoment, leverage
 from sklearn_mhla.identifiability._null_space import NullSpace
-from sklearn_mhla.identifiability._proof import moments_lower_bound
+from sklearn_mhla.identifiability._proof import sums_lower_bound
 from sklearn_mhla.solvers._factor import rank_tolerance, safe_cholesky
 
 # Below this order dense eigenvalues are cheaper than a Krylov space.
@@ -100,9 +100,7 @@ class MomentSpectrum:
         moments, longest = self.moments, self.moments.longest
         if self.rank < moments.n_features or longest is None:
             return 0.0
-        return moments_lower_bound(
-            moments, n_rows=moments.n_rows, longest=longest, exponent=self.exponent
-        ).value
+        return sums_lower_bound(moments, longest).value
 
     def null_space(self, k: int) -> np.ndarray:
         """``k`` orthonormal vectors (k, p) on which the second moment vanishes."""

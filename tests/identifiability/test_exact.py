@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from fractions import Fraction
 from math import comb
 
@@ -120,6 +121,16 @@ def test_independent_only_modulo_other_primes():
     assert rank_of(X) == 2
     Y = np.array([[[1.0, 1.0]], [[2.0, 2.0 + prime]], [[3.0, 3.0]], [[1.0, 1.0 - prime]]])
     assert rank_of(Y) == fraction_rank(Y) == 3
+
+
+def test_rows_that_agree_modulo_the_first_prime_are_told_apart():
+    flint = pytest.importorskip("flint")
+    prime = next(_exact._primes(math.isqrt(2**53 // 6)))
+    X = np.array([[[1.0, 1.0]], [[1.0, 1.0 + prime]]])
+    first = np.array([0])
+    assert not _exact._spans_all_rows(Design(check_sequences(X), NumpyBackend()), first, flint)
+    same = Design(check_sequences(X[[0, 0]]), NumpyBackend())
+    assert _exact._spans_all_rows(same, first, flint)
 
 
 def test_a_null_space_of_large_entries():

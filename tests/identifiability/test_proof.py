@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import reference
 
+from sklearn_mhla import Moments
 from sklearn_mhla._backend import NumpyBackend, TorchBackend
 from sklearn_mhla._design import Design
-from sklearn_mhla._sums import Sums
 from sklearn_mhla._tokens import check_sequences
 from sklearn_mhla.identifiability._proof import (
     LowerBound,
     eigenvalue_lower_bound,
-    moments_lower_bound,
     residual_bound,
+    sums_lower_bound,
 )
 
 BACKEND = NumpyBackend()
@@ -221,10 +221,10 @@ def test_close_to_the_eigenvalue(token_dim, state):
 
 def test_beyond_the_dense_order_and_one_block_of_residuals():
     X = reference.make_sequences(0.0, 1500, 5, 10)
-    singular = np.linalg.svd(reference.feature_matrix(X), compute_uv=False)
-    bound = bound_of(X)
-    # sqrt(2) in the features: between the published eigenvalue and twice it.
-    assert 0.5 - 1e-3 < bound.value / (singular[-1] ** 2 / len(X)) < 1.0
+    upper = np.triu_indices(10)
+    features = np.einsum("na,nl->nal", (X.mT @ X)[:, *upper], X[:, -1]).reshape(len(X), -1)
+    singular = np.linalg.svd(features, compute_uv=False)
+    assert 1.0 - 1e-3 < bound_of(X).value / (singular[-1] ** 2 / len(X)) < 1.0
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -290,34 +290,34 @@ def test_eigenvalues_that_float64_cannot_hold():
 def test_long_sequences_and_many_rows_lower_the_bound_only_a_little():
     X = reference.make_sequences(0.0, 20, 3000, 2)
     assert bound_of(X).proven
-    moments, options = moments_of(reference.make_sequences(0.0, 100, 4, 2))
-    few = moments_lower_bound(moments, **options)
-    many = moments_lower_bound(moments, **options | {"n_rows": 10**9})
-    most = moments_lower_bound(moments, **options | {"n_rows": 2 * 10**11})
-    assert 0.99 * few.value < many.value < few.value
-    assert most.value < 0.9995 * few.value
-
-
-def moments_of(X):
-    design = Design(check_sequences(X), BACKEND)
-    moments = Sums.from_design(design, np.zeros((len(X), 1)), None)
-    return moments, {
-        "n_rows": len(X),
-        "longest": X.shape[1],
-        "exponent": design.exponent,
-    }
+    few = Moments.from_data(reference.make_sequences(0.0, 100, 4, 2))
+    values = [sums_lower_bound(few, longest=4).value]
+    for few.n_rows in 10**9, 2 * 10**11:
+        values.append(sums_lower_bound(few, longest=4).value)
+    assert 0.99 * values[0] < values[1] < values[0]
+    assert values[2] < 0.9995 * values[0]
 
 
 def test_from_data_and_from_moments_agree():
     X = reference.make_sequences(0.0, 100, 4, 3)
-    moments, options = moments_of(X)
-    assert moments_lower_bound(moments, **options) == bound_of(X)
+    moments = Moments.from_data(X)
+    assert sums_lower_bound(moments, longest=4) == bound_of(X)
+    assert sums_lower_bound(moments, longest=40).value <= bound_of(X).value
+
+
+def test_merged_moments_of_different_units():
+    X = reference.make_sequences(0.0, 120, 4, 2)
+    parts = [X[:40], 1e-5 * X[40:80], 300.0 * X[80:]]
+    bound = sums_lower_bound(sum(Moments.from_data(part) for part in parts), longest=4)
+    exact = ExactMoment.of(np.concatenate(parts), None)
+    assert exact.exceeds(bound.value)
+    assert not exact.exceeds(bound.value * (1.0 + 1e-3))
 
 
 def test_too_many_roundings_are_refused():
-    moments, options = moments_of(reference.make_sequences(0.0, 10, 2, 2))
-    with pytest.raises(ValueError, match=r"up to 2\*\*38 terms; these moments have n_rows=3"):
-        moments_lower_bound(moments, **options | {"n_rows": 3 * 10**11})
+    moments = Moments.from_data(reference.make_sequences(0.0, 10, 2, 2))
+    with pytest.raises(ValueError, match=r"up to 2\*\*38 terms; these moments have n_rows=10 and"):
+        sums_lower_bound(moments, longest=3 * 10**11)
 
 
 def test_tokens_that_were_not_rescaled_are_refused():
