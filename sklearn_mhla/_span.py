@@ -17,9 +17,11 @@ number of features. Three properties of the lift are used:
   (one for every symbol when queries are one-hot), and pairs of coordinates that never occur
   together in a state drop out.
 
-Tolerance. Residuals are squares, ``1 - ||P phi||^2 / ||phi||^2``, and rounding leaves a few
-``eps`` of them, so that a direction is told from rounding if its length is above
-``sqrt(tol)``, 1e-7 to 3e-7 of that of its row.
+Accuracy. ``1 - ||P phi||^2 / ||phi||^2`` is a difference of numbers near one, computed from
+rounded inner products: where ``phi`` is near ``Phi_p^T c``, its error is a few ``eps ||c||^2``.
+Whether a row is in the span, to :data:`COVERED` of its norm, is read off it only where that error
+is small enough. Rows in doubt take a second pass, in which ``phi - Phi_p^T c`` is written out,
+corrected and measured: an upper bound on the distance from the span whatever the error of ``c``.
 """
 
 from __future__ import annotations
@@ -35,9 +37,24 @@ from tqdm import tqdm
 
 from sklearn_mhla._backend import Array, Backend
 from sklearn_mhla._design import Block, Design
-from sklearn_mhla._features import n_pairs, pair_indices
+from sklearn_mhla._features import (
+    adjoint_block,
+    cubic_features,
+    n_pairs,
+    pair_indices,
+    predict_block,
+)
 
 _EPS = float(np.finfo(np.float64).eps)
+# Length, relative to that of the row, of what is told from rounding.
+COVERED = 5e-7
+# Rounding of a squared residual is below this times ||c||^2; a half of it has been seen.
+_NOISE = 8.0 * _EPS
+# Pivots below are rounding or not; they are measured before they count.
+_DOUBTFUL = 1e-10
+_MAX_CORRECTIONS = 10
+# Numbers in the residuals that are written out at a time.
+_EXPLICIT_BUDGET = 2**22
 # Candidates per pivot of a block, and how far below the largest residual a pivot may be: rounding
 # of a column of L is relative to the root of its pivot.
 _CANDIDATES = 4
@@ -85,6 +102,54 @@ class UnitRows:
 
 
 @dataclass(frozen=True)
+class Basis:
+    """Linearly independent rows and the Cholesky factor of their kernel.
+
+    Attributes
+    ----------
+    rows : UnitRows
+    lower : array of shape (r, r)
+    backend : Backend
+    """
+
+    rows: UnitRows
+    lower: Array
+    backend: Backend
+
+    def coordinates(self, rows: UnitRows) -> Array:
+        """``L^-1 Phi_p phi``: features in an orthonormal basis, shape (r, n)."""
+        return self.backend.solve_triangular(self.lower, self.rows.kernel(rows))
+
+    def combination(self, coordinates: Array) -> Array:
+        """``c`` with the given coordinates of ``Phi_p^T c``, shape (r, n)."""
+        return self.backend.solve_triangular(self.lower, coordinates + 0.0, transposed=True)
+
+    def distance(self, rows: UnitRows, combination: Array) -> Array:
+        """Squared distance (n,) of features from the span, from residuals written out."""
+        n_rows, width = len(rows.state), rows.state.shape[1] * rows.query.shape[1]
+        out = self.backend.empty((n_rows,))
+        step = max(1, _EXPLICIT_BUDGET // max(width, len(self.lower) * rows.query.shape[1]))
+        for start in range(0, n_rows, step):
+            at = slice(start, start + step)
+            outside = cubic_features(rows.state[at], rows.query[at, None])
+            outside -= self._features(combination[:, at])
+            squares = (outside**2).sum(1)
+            for _ in range(_MAX_CORRECTIONS):
+                inner = predict_block(self.rows.state, self.rows.query[:, None], outside)[:, 0]
+                again = self.backend.solve_triangular(self.lower, inner)
+                outside -= self._features(self.combination(again))
+                before, squares = squares, (outside**2).sum(1)
+                if not ((squares > COVERED**2) & (squares < 0.5 * before)).any():
+                    break
+            out[at] = squares
+        return out
+
+    def _features(self, combination: Array) -> Array:
+        """``c^T Phi_p``, shape (n, p)."""
+        return adjoint_block(self.rows.state, self.rows.query[:, None], combination[:, None])
+
+
+@dataclass(frozen=True)
 class PivotedCholesky:
     """``K = L L^T`` of unit rows, up to a tolerance on the diagonal.
 
@@ -92,8 +157,8 @@ class PivotedCholesky:
     ----------
     pivots : ndarray of shape (r,)
         Rows that span the others, in order.
-    lower : array of shape (r, r)
-        ``L`` at the pivots.
+    basis : Basis
+        At the pivots.
     pieces : list of (rows, factor)
         ``L^T`` at the rows, ``(r', n')`` with ``r' <= r``: what follows is zero. Empty unless
         wanted.
@@ -102,7 +167,7 @@ class PivotedCholesky:
     """
 
     pivots: np.ndarray
-    lower: Array
+    basis: Basis
     pieces: list[tuple[np.ndarray, Array]]
     complete: bool
 
@@ -115,18 +180,15 @@ class Part:
     ----------
     rows : ndarray of shape (n',)
         Of the design.
-    pairs, coordinates : arrays of int
+    pairs, coordinates : ndarrays of int
         Entries of the packed state and of the query that occur.
-    basis : UnitRows
-        At the pivots, of those entries.
     factor : PivotedCholesky
-        Counts within ``rows``.
+        Of those entries; pivots count within ``rows``.
     """
 
     rows: np.ndarray
-    pairs: Array
-    coordinates: Array
-    basis: UnitRows
+    pairs: np.ndarray
+    coordinates: np.ndarray
     factor: PivotedCholesky
 
     @property
@@ -134,6 +196,14 @@ class Part:
         """Rows of the design."""
         pivots: np.ndarray = self.rows[self.factor.pivots]
         return pivots
+
+    def entries(self, rows: UnitRows, backend: Backend) -> UnitRows:
+        """What the part sees of other rows."""
+        return UnitRows(
+            backend.take(rows.state, backend.index(self.pairs)),
+            backend.take(rows.query, backend.index(self.coordinates)),
+            rows.norm,
+        )
 
 
 class Span:
@@ -218,11 +288,25 @@ class Span:
         """
         out = self.backend.empty((design.n_rows, 1))
         for block in design.blocks("coverage"):
-            rows = _unit(*_flat(block), self.backend)
-            outside = self._outside(rows, self._coordinates(rows))
+            outside = self._residual(_unit(*_flat(block), self.backend))
             block.scatter(outside.reshape(*block.query.shape[:2], 1), out)
         residual: np.ndarray = self.backend.to_numpy(out)[:, 0]
         return residual
+
+    def covers(self, design: Design) -> np.ndarray:
+        """Which rows are in the span, to a length of :data:`COVERED` relative to their own.
+
+        Parameters
+        ----------
+        design : Design
+
+        Returns
+        -------
+        ndarray of shape (rows,)
+            Booleans.
+        """
+        covered: np.ndarray = self.residual(design) <= COVERED**2
+        return covered
 
     def suggest(self, design: Design, k: int) -> np.ndarray:
         """Rows of a pool that would enlarge the span most.
@@ -243,33 +327,47 @@ class Span:
             In order; fewer than ``k`` if then the whole pool is in the span.
         """
         rows = unit_rows(design)
-        inside = self._coordinates(rows)
+        inside = self.backend.zeros((self.rank, len(rows.state)))
+        first = 0
+        for part in self.parts:
+            coordinates = part.factor.basis.coordinates(part.entries(rows, self.backend))
+            inside[first : first + len(coordinates)] = coordinates
+            first += len(coordinates)
+        outside = self.backend.asarray(self.residual(design))
+        outside *= outside > COVERED**2
         factor = pivoted_cholesky(
-            rows,
-            self.backend,
-            tol=self.tol,
-            block=1,
-            max_rank=k,
-            start=(inside, self._outside(rows, inside)),
+            rows, self.backend, tol=COVERED**2, block=1, max_rank=k, start=(inside, outside)
         )
         return factor.pivots
 
-    def _coordinates(self, rows: UnitRows) -> Array:
-        """Features in an orthonormal basis of the span, shape (rank, n)."""
-        out = self.backend.zeros((self.rank, len(rows.state)))
-        first = 0
+    def _residual(self, rows: UnitRows) -> Array:
+        """Squared relative residual (n,)."""
+        backend = self.backend
+        outside, noise = 1.0 * (rows.norm > 0.0), 0.0 * rows.norm
+        combinations = []
         for part in self.parts:
-            rank = len(part.pivots)
-            state = self.backend.take(rows.state, part.pairs)
-            query = self.backend.take(rows.query, part.coordinates)
-            products = part.basis.kernel(UnitRows(state, query, rows.norm))
-            out[first : first + rank] = self.backend.solve_triangular(part.factor.lower, products)
-            first += rank
-        return out
+            basis = part.factor.basis
+            coordinates = basis.coordinates(part.entries(rows, backend))
+            combinations.append(basis.combination(coordinates))
+            outside = outside - (coordinates**2).sum(0)
+            noise = noise + _NOISE * (combinations[-1] ** 2).sum(0)
+        doubtful = np.flatnonzero(backend.to_numpy(abs(outside - COVERED**2) <= noise))
+        if len(doubtful):
+            at = backend.index(doubtful)
+            outside[at] = self._distance(rows.take(at), [c[:, at] for c in combinations])
+        return outside.clip(0.0, 1.0)
 
-    def _outside(self, rows: UnitRows, inside: Array) -> Array:
-        """Squared relative residual (n,) of rows with the given coordinates."""
-        return ((rows.norm > 0.0) * 1.0 - (inside**2).sum(0)).clip(0.0, 1.0)
+    def _distance(self, rows: UnitRows, combinations: list[Array]) -> Array:
+        """The same from residuals written out; combinations (r', n) for every part."""
+        total = 0.0 * rows.norm
+        unseen = np.ones(rows.query.shape[1])
+        for part, combination in zip(self.parts, combinations, strict=True):
+            own = part.entries(rows, self.backend)
+            total = total + part.factor.basis.distance(own, combination)
+            other = self.backend.asarray(~np.isin(np.arange(rows.state.shape[1]), part.pairs))
+            total = total + (rows.state**2 @ other) * (own.query**2).sum(1)
+            unseen[part.coordinates] = 0.0
+        return total + (rows.query**2) @ self.backend.asarray(unseen)
 
 
 def unit_rows(design: Design) -> UnitRows:
@@ -346,21 +444,18 @@ def factor_parts(
     left = len(rows.state) if max_rank is None else max_rank
     with tqdm(desc="pivots", unit="pivot", disable=not verbose) as bar:
         for members, coordinates in _independent(backend.to_numpy(rows.query)):
-            chosen = backend.index(members)
-            state = rows.state[chosen]
-            pairs = backend.index(np.flatnonzero(backend.to_numpy(abs(state).sum(0))))
-            coordinates = backend.index(coordinates)
+            chosen = rows.take(backend.index(members))
+            pairs = np.flatnonzero(backend.to_numpy(abs(chosen.state).sum(0)))
             entries = UnitRows(
-                backend.take(state, pairs),
-                backend.take(rows.query[chosen], coordinates),
-                rows.norm[chosen],
+                backend.take(chosen.state, backend.index(pairs)),
+                backend.take(chosen.query, backend.index(coordinates)),
+                chosen.norm,
             )
             factor = pivoted_cholesky(
                 entries, backend, tol=tol, block=block, max_rank=left, keep_rows=keep_rows, bar=bar
             )
             left -= len(factor.pivots)
-            basis = entries.take(backend.index(factor.pivots))
-            parts.append(Part(members, pairs, coordinates, basis, factor))
+            parts.append(Part(members, pairs, coordinates, factor))
     return parts
 
 
@@ -404,31 +499,24 @@ def pivoted_cholesky(
     bar : tqdm, optional
         To be advanced by pivots.
     """
+    everything = rows
     n_rows = len(rows.state)
-    limit = min(n_rows, rows.state.shape[1] * rows.query.shape[1])
-    limit = limit if max_rank is None else min(max_rank, limit)
     if start is None:
-        factor, left = backend.empty((min(4 * block, limit), n_rows)), 1.0 * (rows.norm > 0.0)
-        n_before = 0
+        factor, left = backend.empty((0, n_rows)), 1.0 * (rows.norm > 0.0)
     else:
         factor, left = start
-        n_before = len(factor)
-    active = np.arange(n_rows)  # which rows are carried along
-    rank = n_before
+    first = rank = len(factor)
+    last = first + min(n_rows, rows.state.shape[1] * rows.query.shape[1] - first)
+    stop = last if max_rank is None else min(last, first + max_rank)
+    active = np.arange(n_rows)  # rows carried along
     pivots: list[np.ndarray] = []
     panels: list[Array] = []  # rows of L at the pivots
     pieces: list[tuple[np.ndarray, Array]] = []
-    complete = False
     while True:
         residual = backend.to_numpy(left)
-        largest = float(residual.max()) if len(residual) else 0.0
-        if not largest > tol:
-            complete = True
-            break
-        if rank - n_before == limit:
-            complete = max_rank is None or limit < max_rank
-            break
         outside = np.flatnonzero(residual > tol)
+        if len(outside) == 0 or rank == stop:
+            break
         if len(outside) <= (1.0 - _FINISHED) * len(active):
             if keep_rows:
                 done = np.flatnonzero(residual <= tol)
@@ -437,52 +525,75 @@ def pivoted_cholesky(
             factor, left = backend.take(factor[:rank], kept), left[kept]
             rows, active, residual = rows.take(kept), active[outside], residual[outside]
             outside = np.arange(len(outside))
-        # Factor the candidates among themselves.
+        # Factor the rows of largest residual among themselves.
         n_candidates = min(_CANDIDATES * block, len(outside)) if block > 1 else 1
         order = np.argpartition(-residual[outside], n_candidates - 1)[:n_candidates]
         candidates = outside[order]
         at = backend.index(candidates)
         own, above = rows.take(at), backend.take(factor[:rank], at)
+        largest = float(residual.max())
+        if start is None and rank and largest <= _DOUBTFUL:
+            basis = _basis(everything, pivots, panels, backend)
+            distance = basis.distance(own, basis.combination(above))
+            rounding = np.flatnonzero(backend.to_numpy(distance) <= tol)
+            if len(rounding):
+                left[backend.index(candidates[rounding])] = 0.0
+                continue
         schur = backend.to_numpy(own.kernel(own) - above.mT @ above)
-        small, best, n_new = _best_pivots(schur, max(tol, _SMALLEST * largest))
-        n_new = min(n_new, block, limit - (rank - n_before))
-        if n_new == 0:  # what was subtracted step by step differs by rounding
+        small, best = _best_pivots(schur, max(tol, _SMALLEST * largest))
+        best = best[: min(block, stop - rank)]
+        if len(best) == 0:  # what was subtracted step by step differs by rounding
             left[at] = backend.asarray(schur.diagonal())
             continue
-        chosen = backend.index(best[:n_new])
-        own, above = own.take(chosen), above[:, chosen]
-        # Extend L by the pivots' columns.
-        inverse = backend.asarray(lapack.dtrtri(small[:n_new, :n_new], lower=1)[0])
+        # Extend L by their columns.
+        chosen = backend.index(best)
+        own, above = own.take(chosen), backend.take(above, chosen)
+        corner = small[: len(best), : len(best)]
+        inverse = backend.asarray(lapack.dtrtri(corner, lower=1)[0])
         new = inverse @ (own.kernel(rows) - above.mT @ factor[:rank])
         left = left - (new**2).sum(0)
-        left[backend.index(candidates[best[:n_new]])] = 0.0
-        if rank + n_new > len(factor):
-            larger = backend.empty((max(rank + n_new, 2 * rank), len(active)))
+        left[backend.index(candidates[best])] = 0.0
+        wider = rank + len(best)
+        if wider > len(factor):
+            larger = backend.empty((min(last, max(wider, 2 * rank)), len(active)))
             larger[:rank] = factor[:rank]
             factor = larger
-        factor[rank : rank + n_new] = new
-        pivots.append(active[candidates[best[:n_new]]])
-        panel = backend.zeros((n_new, rank + n_new))
-        panel[:, :rank] = above.mT
-        panel[:, rank:] = backend.asarray(small[:n_new, :n_new])
+        factor[rank:wider] = new
+        pivots.append(active[candidates[best]])
+        panel = backend.zeros((len(best), wider - first))
+        panel[:, : rank - first] = above[first:].mT
+        panel[:, rank - first :] = backend.asarray(corner)
         panels.append(panel)
-        rank += n_new
+        rank = wider
         if bar is not None:
-            bar.update(n_new)
+            bar.update(len(best))
     if keep_rows:
         pieces.append((active, factor[:rank]))
-    lower = backend.zeros((rank, rank))
-    at_row = n_before
+    complete = len(outside) == 0 or stop == last
+    basis = _basis(everything, pivots, panels, backend)
+    return PivotedCholesky(_joined(pivots), basis, pieces, complete)
+
+
+def _joined(pivots: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype=np.intp), *pivots])
+
+
+def _basis(
+    rows: UnitRows, pivots: list[np.ndarray], panels: list[Array], backend: Backend
+) -> Basis:
+    """The pivots so far; ``panels`` are rows of their Cholesky factor, left of the diagonal."""
+    chosen = _joined(pivots)
+    lower = backend.zeros((len(chosen), len(chosen)))
+    first = 0
     for panel in panels:
-        lower[at_row : at_row + len(panel), : panel.shape[1]] = panel
-        at_row += len(panel)
-    found = np.concatenate([np.empty(0, dtype=np.intp), *pivots])
-    return PivotedCholesky(found, lower, pieces, complete)
+        lower[first : first + len(panel), : panel.shape[1]] = panel
+        first += len(panel)
+    return Basis(rows.take(backend.index(chosen)), lower, backend)
 
 
-def _best_pivots(schur: np.ndarray, smallest: float) -> tuple[np.ndarray, np.ndarray, int]:
-    """Cholesky factor of a small matrix with pivots above ``smallest``, their order and number."""
+def _best_pivots(schur: np.ndarray, smallest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Lower Cholesky factor at the pivots above ``smallest``, and these in order."""
     if not schur.diagonal().max() > smallest:  # LAPACK takes the first pivot whatever its size
-        return schur, np.arange(len(schur)), 0
+        return schur, np.empty(0, dtype=np.intp)
     small, order, rank, _ = lapack.dpstrf(schur, tol=smallest, lower=1)
-    return np.tril(small), order - 1, int(rank)
+    return np.tril(small), order[:rank] - 1
