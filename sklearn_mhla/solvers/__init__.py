@@ -12,11 +12,14 @@ from sklearn_mhla.solvers._base import (
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._few_heads import few_heads_memory, fit_few_heads
 from sklearn_mhla.solvers._nuclear import NuclearSolver
+from sklearn_mhla.solvers._pivoted import PivotedSolver, pivoted_or_dual
 from sklearn_mhla.solvers._primal import PrimalSolver
 from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit_sgd
 from sklearn_mhla.solvers._units import Units
 
-SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSolver, DualSolver)}
+SOLVERS: dict[str, type[Solver]] = {
+    solver.name: solver for solver in (PrimalSolver, DualSolver, PivotedSolver)
+}
 
 __all__ = [
     "SOLVERS",
@@ -34,6 +37,7 @@ __all__ = [
     "continue_sgd",
     "fit_few_heads",
     "fit_sgd",
+    "pivoted_or_dual",
 ]
 
 

@@ -15,7 +15,7 @@ from sklearn_mhla._design import Design
 from sklearn_mhla._tokens import check_sequences
 from sklearn_mhla.solvers import SOLVERS, LeastSquaresProblem, ProblemSize, _base, choose_solver
 
-METHODS = ["primal", "dual"]
+METHODS = ["primal", "dual", "pivoted"]
 ALPHAS = [0.0, 1e-6, 1e-3, 1.0, 1e3]
 
 
