@@ -116,6 +116,12 @@ class Basis:
     lower: Array
     backend: Backend
 
+    @property
+    def condition(self) -> float:
+        """Estimated condition number, in the 1-norm, of the kernel of the rows."""
+        norm = float(abs(self.rows.kernel(self.rows)).sum(0).max())
+        return norm * self.backend.inverse_one_norm(self.lower)
+
     def coordinates(self, rows: UnitRows) -> Array:
         """``L^-1 Phi_p phi``: features in an orthonormal basis, shape (r, n)."""
         return self.backend.solve_triangular(self.lower, self.rows.kernel(rows))

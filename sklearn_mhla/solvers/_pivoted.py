@@ -17,19 +17,19 @@ from __future__ import annotations
 import numpy as np
 
 from sklearn_mhla._backend import Array
-from sklearn_mhla._features import adjoint_block, n_pairs
+from sklearn_mhla._features import adjoint_block, n_pairs, predict_block
 from sklearn_mhla._span import Part, UnitRows, factor_parts, span_tolerance, unit_rows
 from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver, refine
-from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._factor import factorize
 
-# The automatic choice looks for low rank among every eighth of so many rows or more.
+# The automatic choice looks for low rank in systems of this order or above, in a sample of rows
+# that many times smaller.
 _WORTH_A_LOOK = 2048
 _SAMPLED = 8
-# A rank below this share of the sampled rows says that others will be in their span, too.
+# A rank below this share of the sample says that other rows will be in its span, too.
 _DEFICIENT = 0.95
-# At this share of the rows the pivoted form costs about as much as the kernel form.
-_TOO_MANY = 0.5
+# A rank above this share of the smaller side of the design is not low.
+_TOO_MANY = 0.4
 
 
 class PivotedSolver(Solver):
@@ -63,7 +63,17 @@ class PivotedSolver(Solver):
         self.problem = problem
         backend = problem.backend
         rows = unit_rows(problem.design) if rows is None else rows
-        self.parts = parts = _parts(problem, rows) if parts is None else parts
+        if parts is None:
+            # L is copied when it grows.
+            max_rank = backend.available_memory() // (16 * len(rows.norm))
+            parts = _parts(problem, rows, max_rank=max_rank)
+            if not all(part.factor.complete for part in parts):
+                raise MemoryError(
+                    f"method='pivoted' stores rows x rank numbers: the rank of these "
+                    f"{len(rows.norm)} rows is above {max_rank}, for which memory suffices. Use "
+                    "method='auto'."
+                )
+        self.parts = parts
         ones = backend.zeros((len(rows.norm), 1)) + 1.0
         self.root = ones if problem.weights is None else problem.weights**0.5
         self.norm = rows.norm[:, None]
@@ -81,29 +91,25 @@ class PivotedSolver(Solver):
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
         problem, mean = self.problem, self.mean
         if self.rank == 0:
-            return Solution(
-                self.coefficients(0.0 * self.root[:0] * problem.targets[:0]),
-                problem.target_mean,
-                0,
-                1.0,
-                0,
-            )
+            coef = self.coefficients(problem.backend.zeros((0, problem.size.n_outputs)))
+            return Solution(coef, problem.target_mean, 0, 1.0, 0)
         offset = 0.0 if mean is None else self.weight * float((mean**2).sum())
         factor = factorize(self.gram, alpha, self.rank, offset, problem.backend)
-        inner = factor.solve(self._adjoint(self.root * problem.targets))
+        condition = max([factor.condition] + [part.factor.basis.condition for part in self.parts])
 
-        def correct(residual: Array, _: Array) -> Array:
-            # Residuals have weighted mean zero, so M needs no centring.
-            nonlocal inner
-            step = factor.solve(self._adjoint(self.root * residual) - alpha * inner)
-            inner = inner + step
-            return self.coefficients(step)
+        def correct(residual: Array, coef: Array) -> Array:
+            # Taken from the rows themselves: M and B are as inexact as L. Residuals have weighted
+            # mean zero, so the features need no centring.
+            gradient = problem.design.rmatvec(problem.weighted(residual)) - alpha * coef
+            return self.coefficients(factor.solve(self.projection(gradient)))
 
-        coef = self.coefficients(inner)
-        feature_mean = None if mean is None else self.coefficients(mean)
-        coef, intercept, n_iter = refine(problem, coef, feature_mean, factor.condition, correct)
+        coef = self.coefficients(factor.solve(self._adjoint(self.root * problem.targets)))
+        feature_mean = None
+        if problem.fit_intercept:
+            feature_mean = problem.design.rmatvec(self.root**2) / self.weight
+        coef, intercept, n_iter = refine(problem, coef, feature_mean, condition, correct)
         rank = min(factor.rank, problem.largest_rank)
-        return Solution(coef, intercept, rank, factor.condition, n_iter)
+        return Solution(coef, intercept, rank, condition, n_iter)
 
     def gram(self) -> Array:
         """``M_c^T M_c``; its blocks are dense, what is between them comes from centring."""
@@ -130,7 +136,7 @@ class PivotedSolver(Solver):
         return out
 
     def coefficients(self, inner: Array) -> Array:
-        """``B^T u``, shape (m, p)."""
+        """``u^T B`` for ``u`` of shape (rank, m): shape (m, p)."""
         design, backend = self.problem.design, self.problem.backend
         n_outputs, pairs = inner.shape[1], n_pairs(design.token_dim)
         coef = backend.zeros((n_outputs, pairs, design.token_dim))
@@ -138,29 +144,55 @@ class PivotedSolver(Solver):
             basis = part.factor.basis
             dual = basis.combination(inner[columns])
             block = adjoint_block(basis.rows.state, basis.rows.query[:, None], dual[:, None])
-            at = backend.index(part.pairs)[:, None], backend.index(part.coordinates)
-            coef[:, *at] = block.reshape(n_outputs, len(part.pairs), len(part.coordinates))
+            shape = (n_outputs, len(part.pairs), len(part.coordinates))
+            coef[:, *self._entries(part)] = block.reshape(shape)
         return coef.reshape(n_outputs, pairs * design.token_dim)
 
+    def projection(self, coef: Array) -> Array:
+        """``B coef^T`` for ``coef`` of shape (m, p): shape (rank, m)."""
+        design, backend = self.problem.design, self.problem.backend
+        by_pair = coef.reshape(len(coef), n_pairs(design.token_dim), design.token_dim)
+        out = backend.zeros((self.rank, len(coef)))
+        for part, columns in zip(self.parts, self.columns, strict=True):
+            basis = part.factor.basis
+            own = by_pair[:, *self._entries(part)].reshape(len(coef), -1)
+            read = predict_block(basis.rows.state, basis.rows.query[:, None], own)[:, 0]
+            out[columns] = backend.solve_triangular(basis.lower, read)
+        return out
 
-def pivoted_or_dual(problem: LeastSquaresProblem) -> Solver:
-    """The pivoted form where the rows turn out to span few dimensions, else the kernel form.
+    def _entries(self, part: Part) -> tuple[Array, Array]:
+        """Where the entries that a part sees are among all pairs and coordinates."""
+        backend = self.problem.backend
+        return backend.index(part.pairs)[:, None], backend.index(part.coordinates)
 
-    An eighth of the rows, drawn at random, is factored first: if they are as good as independent,
-    so may be the others, and nothing is to be gained. Otherwise all rows are, until the
-    pivots are too many.
+
+def pivoted_if_low_rank(problem: LeastSquaresProblem) -> PivotedSolver | None:
+    """The pivoted form where it is the cheapest: where the rows span few dimensions.
+
+    Some rows, drawn at random, are factored first. If they are as good as independent, so may be
+    the others, and nothing is to be gained: the look has cost a few per cent of the kernel
+    form. Otherwise all rows are factored until the pivots are too many.
     """
-    n_rows = problem.design.n_rows
-    if n_rows < _WORTH_A_LOOK:
-        return DualSolver(problem)
-    rows, backend = unit_rows(problem.design), problem.backend
-    sample = np.random.default_rng(0).permutation(n_rows)[: n_rows // _SAMPLED]
-    sampled = _parts(problem, rows.take(backend.index(sample)), keep_rows=False)
-    if sum(len(part.pivots) for part in sampled) < _DEFICIENT * len(sample):
-        parts = _parts(problem, rows, max_rank=int(_TOO_MANY * n_rows))
-        if all(part.factor.complete for part in parts):
-            return PivotedSolver(problem, rows, parts)
-    return DualSolver(problem)
+    design = problem.design
+    largest = min(design.n_rows, design.n_features)
+    max_rank = int(_TOO_MANY * largest)
+    per_row = n_pairs(design.token_dim) + design.token_dim + 2 * max_rank
+    if largest < _WORTH_A_LOOK or 8 * design.n_rows * per_row > design.backend.available_memory():
+        return None
+    n_sequences = len(design.sequences)
+    n_sampled = n_sequences * largest // (_SAMPLED * design.n_rows)
+    sample = np.random.default_rng(0).permutation(n_sequences)[: max(n_sampled, 1)]
+    sampled = unit_rows(design.take(np.sort(sample)))
+    if len(sampled.norm) > largest // 2:  # few long sequences
+        return None
+    rank = sum(len(part.pivots) for part in _parts(problem, sampled, keep_rows=False))
+    if rank > _DEFICIENT * len(sampled.norm):
+        return None
+    rows = unit_rows(design)
+    parts = _parts(problem, rows, max_rank=max_rank)
+    if not all(part.factor.complete for part in parts):
+        return None
+    return PivotedSolver(problem, rows, parts)
 
 
 def _parts(
