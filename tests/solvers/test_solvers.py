@@ -542,14 +542,14 @@ def test_a_forced_primal_refuses_and_names_the_dual():
 
 def test_nothing_fits():
     size = ProblemSize(n_rows=100_000, n_features=133_120, n_outputs=1, token_dim=64)
-    for method in ("auto", *METHODS):
+    for method in ("auto", "primal", "dual"):
         with pytest.raises(MemoryError, match="No method fits") as caught:
             choose_solver(method, size, 16 * 10**9)
         assert "needs 177 GB" in str(caught.value)
         assert "reduce the width" in str(caught.value)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["primal", "dual"])
 def test_declared_memory_covers_the_matrices(method):
     size = ProblemSize(n_rows=5000, n_features=2176, n_outputs=3, token_dim=16)
     order = 2176 if method == "primal" else 5000
