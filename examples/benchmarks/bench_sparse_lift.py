@@ -23,55 +23,7 @@ from sklearn_mhla._backend import NumpyBackend
 from sklearn_mhla._design import Design
 from sklearn_mhla._span import Span, unit_rows
 from sklearn_mhla._tokens import check_sequences
-
-
-def turing_rows(
-    n_cells: int, n_states: int, n_symbols: int, n_machines: int, n_steps: int, seed: int
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Histories of random machines on random tapes, and the token that follows each.
-
-    A machine is a token (key, action, symbol to write) for every (state, symbol), a tape is a
-    token (position, symbol) for every cell. A step is two tokens: *read* turns (position, state)
-    into (position, state, symbol); *act* turns that into the position, the difference of the
-    symbols there, and the next (position, state).
-    """
-    P, Q, S = n_cells, n_states, n_symbols
-    sizes = {"cell": P, "symbol": S, "key": Q * S, "action": 3 * Q, "write": S, "head": P * Q}
-    starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
-    starts["read"] = sum(sizes.values())
-    token_dim = starts["read"] + P * Q * S
-    random = np.random.default_rng(seed)
-
-    def token(**blocks: int) -> np.ndarray:
-        values = np.zeros(token_dim)
-        values[[starts[name] + index for name, index in blocks.items()]] = 1.0
-        return values
-
-    X, y = [], []
-    for _ in range(n_machines):
-        target, move = random.integers(0, Q, (Q, S)), random.integers(0, 3, (Q, S))
-        written, tape = random.integers(0, S, (Q, S)), random.integers(0, S, P)
-        cell, state = int(random.integers(P)), int(random.integers(Q))
-        history = [
-            token(key=q * S + s, action=3 * target[q, s] + move[q, s], write=written[q, s])
-            for q in range(Q)
-            for s in range(S)
-        ]
-        history += [token(cell=c, symbol=tape[c]) for c in range(P)]
-        history.append(token(head=cell * Q + state))
-        for _ in range(n_steps):
-            old = tape[cell]
-            read = token(read=(cell * Q + state) * S + old)
-            tape[cell] = written[state, old]
-            after = int(np.clip(cell + move[state, old] - 1, 0, P - 1))
-            act = token(cell=cell, head=after * Q + target[state, old])
-            act += token(symbol=tape[cell]) - token(symbol=old)
-            cell, state = after, int(target[state, old])
-            for following in (read, act):
-                X.append(np.array(history))
-                y.append(following)
-                history.append(following)
-    return X, np.array(y)
+from sklearn_mhla.datasets import make_turing_machine
 
 
 def timed(function: Callable) -> tuple[float, object]:
@@ -83,8 +35,8 @@ def timed(function: Callable) -> tuple[float, object]:
 
 def bench_fit(cells: int, states: int, symbols: int, machines: int) -> None:
     """One size of machine: seconds, rank, coverage and errors on new machines."""
-    X, y = turing_rows(cells, states, symbols, machines, 8, seed=0)
-    new, truth = turing_rows(cells, states, symbols, 100, 40, seed=1)
+    X, y = make_turing_machine(machines, cells, states, symbols, 8, random_state=0)
+    new, truth = make_turing_machine(100, cells, states, symbols, 40, random_state=1)
     seconds, model = timed(lambda: MHLARegressor().fit(X, y))
     design = Design(check_sequences(X), NumpyBackend())
     certified, covered = timed(
@@ -104,7 +56,7 @@ def bench_fit(cells: int, states: int, symbols: int, machines: int) -> None:
 
 def bench_alternatives(n_rows: int) -> None:
     """The same rows by the forms that see all of their kernel."""
-    X, y = turing_rows(4, 2, 2, n_rows // 16, 8, seed=0)
+    X, y = make_turing_machine(n_rows // 16, 4, 2, 2, 8, random_state=0)
     design = Design(check_sequences(X), NumpyBackend())
     peak = peak_memory()
     ours, span = timed(lambda: Span.from_design(design))
