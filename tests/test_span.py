@@ -233,6 +233,16 @@ def test_rows_in_doubt_are_measured(monkeypatch):
     assert (own < 1e-24).all()
 
 
+def test_what_no_part_sees_counts_in_measured_residuals_too(monkeypatch):
+    """Pairs and coordinates that never occur in training, and several parts at once."""
+    X = one_hot(9, 6, 2)[:, :, [0, 1, 2, 3, 4, 5, 5]]
+    X[:, :, 2] = 0.0
+    Z = reference.make_sequences(0.0, 20, 3, 7)
+    monkeypatch.setattr(_span, "_NOISE", 1e9)
+    residual = span_of(X).residual(design_of(Z))
+    np.testing.assert_allclose(residual, expected_residual(X, Z), rtol=1e-9, atol=1e-12)
+
+
 def test_rank_is_not_inflated_by_rounding(monkeypatch):
     X = reference.make_sequences(30.0, 900, 8, 8)[:, :, [*range(8), 0, 1, 2]]
     assert span_of(X).rank == 288

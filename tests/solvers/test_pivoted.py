@@ -9,6 +9,7 @@ import reference
 from sklearn_mhla import MHLARegressor
 from sklearn_mhla._backend import NumpyBackend
 from sklearn_mhla._design import Design
+from sklearn_mhla._span import factor_parts
 from sklearn_mhla._tokens import check_sequences
 from sklearn_mhla.solvers import (
     LeastSquaresProblem,
@@ -120,6 +121,13 @@ def test_repeated_rows_cost_a_row_of_the_factor():
     )
 
 
+def half_equal(n_samples):
+    """A sample is deficient, but the rank is half the number of rows."""
+    X = reference.make_sequences(0.0, n_samples, 4, 8)
+    X[::2] = X[0]
+    return X
+
+
 @pytest.fixture
 def small_counts_as_large(monkeypatch):
     monkeypatch.setattr(_pivoted, "_WORTH_A_LOOK", 16)
@@ -151,14 +159,28 @@ def test_auto_finds_low_rank(make, capsys):
     [
         (reference.make_sequences(0.0, 200, 4, 8), "dual"),
         (reference.make_sequences(0.0, 200, 4, 4), "primal"),
-        # An eighth of these rows spans less than its number, all of them three quarters of p.
-        (one_hot(90, 9, 2), "dual"),
+        (half_equal(200), "dual"),
     ],
     ids=["rows < p", "rows > p", "deficient, but not low"],
 )
 def test_auto_keeps_to_the_smaller_system_otherwise(X, method):
     model = MHLARegressor().fit(X, np.random.default_rng(7).standard_normal(len(X)))
     assert model.method_ == method
+
+
+@pytest.mark.usefixtures("small_counts_as_large")
+def test_a_sample_is_enough_to_see_that_rows_are_independent(monkeypatch):
+    factored = []
+
+    def spy(rows, *args, **options):
+        factored.append(len(rows.norm))
+        return factor_parts(rows, *args, **options)
+
+    monkeypatch.setattr(_pivoted, "factor_parts", spy)
+    assert pivoted_if_low_rank(problem(reference.make_sequences(0.0, 200, 4, 8))) is None
+    assert factored == [25]
+    assert pivoted_if_low_rank(problem(half_equal(200))) is None
+    assert factored == [25, 25, 200]
 
 
 @pytest.mark.usefixtures("small_counts_as_large")
