@@ -109,12 +109,14 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     solver : {"convex", "sgd"}, default="convex"
         "convex" finds the global optimum in closed form; with ``n_heads`` it starts from there.
         "sgd" minimises the same loss by mini-batch Adam on the heads; it needs torch.
-    method : {"auto", "primal", "dual"}, default="auto"
+    method : {"auto", "primal", "dual", "pivoted"}, default="auto"
         Algorithm of the convex solver. "primal" accumulates the ``p x p`` moments over blocks
         of rows (time linear in rows, memory independent of them) and keeps ``p ** 2 / 4`` numbers
         for `partial_fit`, in the pickled model too; "dual" factors the
-        ``rows x rows`` kernel and is for fewer rows than features. "auto" takes the smaller
-        system that fits into memory; the choice is stored in ``method_``. With ``n_heads``,
+        ``rows x rows`` kernel and is for fewer rows than features; "pivoted" looks for a basis
+        among the rows and is for features of low rank, as one-hot tokens have (``rows x rank``
+        numbers). "auto" takes the smaller system that fits into memory, and "pivoted" for a large
+        one whose rank turns out low; the choice is stored in ``method_``. With ``n_heads``,
         "primal" works on the moments alone and "dual" on the rows. Not used by SGD.
     alpha : float, default=0.0
         Strength of the penalty, not negative. For "l2" in units of squared features; 0 gives the

@@ -53,6 +53,8 @@ _NOISE = 8.0 * _EPS
 # Pivots below are rounding or not; they are measured before they count.
 _DOUBTFUL = 1e-10
 _MAX_CORRECTIONS = 10
+# Rows whose coverage is computed at a time.
+_CHUNK_ROWS = 4096
 # Numbers in the residuals that are written out at a time.
 _EXPLICIT_BUDGET = 2**22
 # Candidates per pivot of a block, and how far below the largest residual a pivot may be: rounding
@@ -203,13 +205,12 @@ class Part:
         pivots: np.ndarray = self.rows[self.factor.pivots]
         return pivots
 
-    def entries(self, rows: UnitRows, backend: Backend) -> UnitRows:
-        """What the part sees of other rows."""
-        return UnitRows(
-            backend.take(rows.state, backend.index(self.pairs)),
-            backend.take(rows.query, backend.index(self.coordinates)),
-            rows.norm,
-        )
+    def entries(self, rows: UnitRows, backend: Backend) -> tuple[Array, UnitRows]:
+        """Other rows whose queries use the part's coordinates, and what the part sees of them."""
+        query = backend.take(rows.query, backend.index(self.coordinates))
+        touched = backend.index(np.flatnonzero(backend.to_numpy((query != 0.0).any(1))))
+        state = backend.take(rows.state[touched], backend.index(self.pairs))
+        return touched, UnitRows(state, query[touched], rows.norm[touched])
 
 
 class Span:
@@ -292,12 +293,11 @@ class Span:
         ndarray of shape (rows,)
             ``1 - ||P phi||^2 / ||phi||^2``, between 0 and 1; 0 for a row without features.
         """
-        out = self.backend.empty((design.n_rows, 1))
-        for block in design.blocks("coverage"):
-            outside = self._residual(_unit(*_flat(block), self.backend))
-            block.scatter(outside.reshape(*block.query.shape[:2], 1), out)
-        residual: np.ndarray = self.backend.to_numpy(out)[:, 0]
-        return residual
+        per_sequence = design.sequences.lengths if design.output == "sequence" else 1
+        group = np.cumsum(np.broadcast_to(per_sequence, len(design.sequences))) // _CHUNK_ROWS
+        chunks = (np.flatnonzero(group == number) for number in np.unique(group))
+        residuals = [self._residual(unit_rows(design.take(chunk))) for chunk in chunks]
+        return np.concatenate([self.backend.to_numpy(residual) for residual in residuals])
 
     def covers(self, design: Design) -> np.ndarray:
         """Which rows are in the span, to a length of :data:`COVERED` relative to their own.
@@ -336,9 +336,10 @@ class Span:
         inside = self.backend.zeros((self.rank, len(rows.state)))
         first = 0
         for part in self.parts:
-            coordinates = part.factor.basis.coordinates(part.entries(rows, self.backend))
-            inside[first : first + len(coordinates)] = coordinates
-            first += len(coordinates)
+            touched, own = part.entries(rows, self.backend)
+            last = first + len(part.pivots)
+            inside[first:last, touched] = part.factor.basis.coordinates(own)
+            first = last
         outside = self.backend.asarray(self.residual(design))
         outside *= outside > COVERED**2
         factor = pivoted_cholesky(
@@ -348,30 +349,28 @@ class Span:
 
     def _residual(self, rows: UnitRows) -> Array:
         """Squared relative residual (n,)."""
-        backend = self.backend
-        outside, noise = 1.0 * (rows.norm > 0.0), 0.0 * rows.norm
-        combinations = []
+        noise = 0.0 * rows.norm
+        outside = noise + (rows.norm > 0.0)
         for part in self.parts:
-            basis = part.factor.basis
-            coordinates = basis.coordinates(part.entries(rows, backend))
-            combinations.append(basis.combination(coordinates))
-            outside = outside - (coordinates**2).sum(0)
-            noise = noise + _NOISE * (combinations[-1] ** 2).sum(0)
-        doubtful = np.flatnonzero(backend.to_numpy(abs(outside - COVERED**2) <= noise))
+            touched, own = part.entries(rows, self.backend)
+            coordinates = part.factor.basis.coordinates(own)
+            outside[touched] -= (coordinates**2).sum(0)
+            noise[touched] += (part.factor.basis.combination(coordinates) ** 2).sum(0)
+        close = abs(outside - COVERED**2) <= _NOISE * noise
+        doubtful = self.backend.index(np.flatnonzero(self.backend.to_numpy(close)))
         if len(doubtful):
-            at = backend.index(doubtful)
-            outside[at] = self._distance(rows.take(at), [c[:, at] for c in combinations])
+            outside[doubtful] = self._distance(rows.take(doubtful))
         return outside.clip(0.0, 1.0)
 
-    def _distance(self, rows: UnitRows, combinations: list[Array]) -> Array:
-        """The same from residuals written out; combinations (r', n) for every part."""
-        total = 0.0 * rows.norm
-        unseen = np.ones(rows.query.shape[1])
-        for part, combination in zip(self.parts, combinations, strict=True):
-            own = part.entries(rows, self.backend)
-            total = total + part.factor.basis.distance(own, combination)
+    def _distance(self, rows: UnitRows) -> Array:
+        """The same from residuals written out."""
+        total, unseen = 0.0 * rows.norm, np.ones(rows.query.shape[1])
+        for part in self.parts:
+            touched, own = part.entries(rows, self.backend)
+            basis = part.factor.basis
+            total[touched] += basis.distance(own, basis.combination(basis.coordinates(own)))
             other = self.backend.asarray(~np.isin(np.arange(rows.state.shape[1]), part.pairs))
-            total = total + (rows.state**2 @ other) * (own.query**2).sum(1)
+            total[touched] += (rows.state[touched] ** 2 @ other) * (own.query**2).sum(1)
             unseen[part.coordinates] = 0.0
         return total + (rows.query**2) @ self.backend.asarray(unseen)
 
@@ -508,7 +507,7 @@ def pivoted_cholesky(
     everything = rows
     n_rows = len(rows.state)
     if start is None:
-        factor, left = backend.empty((0, n_rows)), 1.0 * (rows.norm > 0.0)
+        factor, left = backend.empty((0, n_rows)), 0.0 * rows.norm + (rows.norm > 0.0)
     else:
         factor, left = start
     first = rank = len(factor)

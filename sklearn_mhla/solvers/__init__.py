@@ -12,17 +12,21 @@ from sklearn_mhla.solvers._base import (
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._few_heads import few_heads_memory, fit_few_heads
 from sklearn_mhla.solvers._nuclear import NuclearSolver
+from sklearn_mhla.solvers._pivoted import PivotedSolver, pivoted_if_low_rank
 from sklearn_mhla.solvers._primal import PrimalSolver
 from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit_sgd
 from sklearn_mhla.solvers._units import Units
 
-SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSolver, DualSolver)}
+SOLVERS: dict[str, type[Solver]] = {
+    solver.name: solver for solver in (PrimalSolver, DualSolver, PivotedSolver)
+}
 
 __all__ = [
     "SOLVERS",
     "LeastSquaresProblem",
     "MomentProblem",
     "NuclearSolver",
+    "PivotedSolver",
     "PrimalSolver",
     "ProblemSize",
     "SGDOptions",
@@ -34,6 +38,7 @@ __all__ = [
     "continue_sgd",
     "fit_few_heads",
     "fit_sgd",
+    "pivoted_if_low_rank",
 ]
 
 
@@ -68,6 +73,8 @@ def choose_solver(
         name: solver.memory(size) if n_heads is None else few_heads_memory(name, size, n_heads)
         for name, solver in SOLVERS.items()
     }
+    if method != PivotedSolver.name:
+        del needed[PivotedSolver.name]  # grows with the rank, which is not known yet
     sizes = f"rows={size.n_rows}, p={size.n_features}"
     preferred = "primal" if size.n_features <= size.n_rows else "dual"
     if method != "auto":
