@@ -314,7 +314,9 @@ class SpanSpectrum:
         """Coordinates (r', rows) of unit features in every part of the span, and the norms."""
         backend, rows = self._span.backend, unit_rows(design)
         for part in self._span.parts:
-            coordinates = part.factor.basis.coordinates(part.entries(rows, backend))
+            touched, own = part.entries(rows, backend)
+            coordinates = backend.zeros((len(part.pivots), design.n_rows))
+            coordinates[:, touched] = part.factor.basis.coordinates(own)
             yield backend.to_numpy(coordinates), backend.to_numpy(rows.norm)
 
     def null_space(self, k: int) -> np.ndarray:
