@@ -62,13 +62,13 @@ html_theme_options = {
 }
 
 
-def skip_foreign_members(app, what, name, member, skip, options):  # noqa: ANN001, ANN201
+def skip_foreign_members(app, what, name, member, skip, options):
     """Members that come from scikit-learn, torch or Python are documented there."""
     function = getattr(member, "fget", getattr(member, "__func__", member))
     module = getattr(function, "__module__", None)
     return skip or module is None or not module.startswith("sklearn_mhla")
 
 
-def setup(app):  # noqa: ANN001, ANN201
+def setup(app):
     """Connect the filter."""
     app.connect("autodoc-skip-member", skip_foreign_members)
