@@ -1,5 +1,6 @@
 """Multi-head linear attention with the interface of scikit-learn."""
 
+from sklearn_mhla._cv import MHLARegressorCV
 from sklearn_mhla._heads import Heads, function_distance
 from sklearn_mhla._minimal_heads import minimal_heads
 from sklearn_mhla._nuclear_path import nuclear_norm_path
@@ -7,4 +8,11 @@ from sklearn_mhla._regressor import MHLARegressor
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Heads", "MHLARegressor", "function_distance", "minimal_heads", "nuclear_norm_path"]
+__all__ = [
+    "Heads",
+    "MHLARegressor",
+    "MHLARegressorCV",
+    "function_distance",
+    "minimal_heads",
+    "nuclear_norm_path",
+]

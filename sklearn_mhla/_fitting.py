@@ -22,6 +22,7 @@ from sklearn_mhla.solvers import (
     LeastSquaresProblem,
     NuclearSolver,
     ProblemSize,
+    Solver,
     Units,
     choose_solver,
     continue_sgd,
@@ -34,7 +35,7 @@ def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
     """Attributes of a convex fit: unrestricted, with few heads, or with the nuclear norm."""
     backend = backend_for(model.device, rows.sequences.device)
     size = size_of(rows)
-    restricted = model.n_heads is not None and model.n_heads < _most_heads(size)
+    restricted = model.n_heads is not None and model.n_heads < most_heads(size)
     solver, reason = choose_solver(
         model.method, size, backend.available_memory(), model.n_heads if restricted else None
     )
@@ -43,36 +44,38 @@ def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
     problem, units = problem_of(model, backend, rows, bool(model.verbose))
     if model.penalty == "nuclear":
         return _fit_nuclear(model, problem, units, solver.name)
-    if restricted:
-        return _fit_few_heads(model, problem, units, solver.name)
-    solution = solver(problem).solve(units.alpha(model.alpha))
-    return {
-        "coef_": units.coef(backend.to_numpy(solution.coef)),
-        "intercept_": units.intercept(backend.to_numpy(solution.intercept)),
-        "_heads": None,
-        "method_": solver.name,
-        "n_iter_": solution.n_iter,
-        "rank_": solution.rank,
-    }
+    n_heads = int(model.n_heads) if restricted else None
+    return fit_l2(model, solver(problem), units, n_heads, units.alpha(model.alpha))
 
 
-def _fit_few_heads(
-    model: Any, problem: LeastSquaresProblem, units: Units, method: str
+def fit_l2(
+    model: Any, solver: Solver, units: Units, n_heads: int | None, alpha: float
 ) -> dict[str, Any]:
-    solution = fit_few_heads(
-        problem,
-        int(model.n_heads or 0),
-        units.alpha(model.alpha),
-        method=method,
+    """Attributes of a fit with the l2 penalty ``alpha``, in the units of the problem."""
+    if n_heads is None:
+        solution = solver.solve(alpha)
+        to_numpy = solver.problem.backend.to_numpy
+        return {
+            "coef_": units.coef(to_numpy(solution.coef)),
+            "intercept_": units.intercept(to_numpy(solution.intercept)),
+            "_heads": None,
+            "method_": solver.name,
+            "n_iter_": solution.n_iter,
+            "rank_": solution.rank,
+        }
+    restricted = fit_few_heads(
+        solver,
+        n_heads,
+        alpha,
         max_iter=model.max_iter,
         tol=model.tol,
         random=check_random_state(model.random_state),
     )
-    return attributes_of(solution.heads, solution.intercept, units) | {
-        "method_": method,
-        "n_iter_": solution.n_iter,
-        "loss_": units.loss(solution.loss),
-        "gradient_norm_": solution.gradient_norm,
+    return attributes_of(restricted.heads, restricted.intercept, units) | {
+        "method_": solver.name,
+        "n_iter_": restricted.n_iter,
+        "loss_": units.loss(restricted.loss),
+        "gradient_norm_": restricted.gradient_norm,
     }
 
 
@@ -97,7 +100,7 @@ def fit_sgd_model(model: Any, rows: Rows, partial: bool = False) -> dict[str, An
     with one_torch_thread():
         backend = backend_for(model.device, rows.sequences.device, torch_on_cpu=True)
         problem, units = problem_of(model, backend, rows)
-        options = sgd_options(model, _most_heads(problem.size))
+        options = sgd_options(model, most_heads(problem.size))
         start = None
         if going_on or (model.warm_start and hasattr(model, "coef_")):
             start = _model_so_far(model, problem, units, options.n_heads)
@@ -189,6 +192,6 @@ def design_of(
     )
 
 
-def _most_heads(size: ProblemSize) -> int:
+def most_heads(size: ProblemSize) -> int:
     """With that many heads every function of the model class can be written."""
     return min(size.n_outputs * size.token_dim, size.token_dim**2)

@@ -78,7 +78,10 @@ class Sequences:
         return backend.asarray(padded)
 
     def take(self, indices: np.ndarray) -> Sequences:
-        """The chosen sequences only."""
+        """The chosen sequences only; neighbours in their order are not copied."""
+        if len(indices) and (np.diff(indices) == 1).all():
+            at = slice(int(indices[0]), int(indices[-1]) + 1)
+            return replace(self, data=self.data[at], lengths=self.lengths[at])
         chosen = [self.data[i] for i in indices] if self.layout == "list" else self.data[indices]
         return replace(self, data=chosen, lengths=self.lengths[indices])
 

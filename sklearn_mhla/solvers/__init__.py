@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver
 from sklearn_mhla.solvers._dual import DualSolver
-from sklearn_mhla.solvers._few_heads import few_heads_memory, fit_few_heads
+from sklearn_mhla.solvers._few_heads import best_heads, few_heads_memory, fit_few_heads
+from sklearn_mhla.solvers._leave_one_out import leave_one_out
 from sklearn_mhla.solvers._nuclear import NuclearSolver
+from sklearn_mhla.solvers._path import DualPath, PrimalPath
 from sklearn_mhla.solvers._primal import PrimalSolver
 from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit_sgd
 from sklearn_mhla.solvers._units import Units
@@ -14,18 +16,24 @@ SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSol
 
 __all__ = [
     "SOLVERS",
+    "DualPath",
+    "DualSolver",
     "LeastSquaresProblem",
     "NuclearSolver",
+    "PrimalPath",
+    "PrimalSolver",
     "ProblemSize",
     "SGDOptions",
     "SGDSolution",
     "Solution",
     "Solver",
     "Units",
+    "best_heads",
     "choose_solver",
     "continue_sgd",
     "fit_few_heads",
     "fit_sgd",
+    "leave_one_out",
 ]
 
 

@@ -154,6 +154,7 @@ class Solver(ABC):
     """A convex solver: factor in ``__init__``, answer in ``solve``."""
 
     name: ClassVar[str]
+    problem: LeastSquaresProblem
 
     @staticmethod
     @abstractmethod

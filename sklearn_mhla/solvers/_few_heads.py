@@ -12,16 +12,17 @@ mean. More starts follow until one fits exactly or the best value has been reach
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from sklearn_mhla._backend import Array
 from sklearn_mhla._heads import Heads, coef_to_tensor, tensor_to_heads
-from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize
+from sklearn_mhla.solvers._base import ProblemSize, Solver
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._head_equations import HeadLoss, MomentEquations, RowEquations
 from sklearn_mhla.solvers._low_rank import HeadFit, best_values, levenberg_marquardt
@@ -67,11 +68,10 @@ def few_heads_memory(method: str, size: ProblemSize, n_heads: int) -> int:
 
 
 def fit_few_heads(
-    problem: LeastSquaresProblem,
+    solver: Solver,
     n_heads: int,
     alpha: float,
     *,
-    method: str,
     max_iter: int,
     tol: float,
     random: np.random.RandomState,
@@ -80,11 +80,11 @@ def fit_few_heads(
 
     Parameters
     ----------
-    problem : LeastSquaresProblem
+    solver : Solver
+        Of the unrestricted problem. That of the primal form lends its moments.
     n_heads : int
     alpha : float
         Penalty on the squared norm of the coefficients, as for unrestricted models.
-    method : {"primal", "dual"}
     max_iter : int
         Steps of each run.
     tol : float
@@ -101,23 +101,68 @@ def fit_few_heads(
     ConvergenceWarning
         If the best run did not converge; says by how much.
     """
-    d = problem.design.token_dim
+    problem = solver.problem
     to_numpy = problem.backend.to_numpy
+    coef = solver.solve(alpha).coef
     loss: HeadLoss
-    if method == "primal":
-        solver = PrimalSolver(problem)
-        coef: Array = solver.solve(alpha).coef
-        metric = solver.metric(alpha)
-        loss = MomentEquations(to_numpy(metric), to_numpy(coef), d)
+    if isinstance(solver, PrimalSolver):
+        metric = to_numpy(solver.metric(alpha))
+        loss = MomentEquations(metric, to_numpy(coef), problem.design.token_dim)
         unrestricted = solver.minimum(coef)
     else:
-        coef = DualSolver(problem).solve(alpha).coef
-        loss = RowEquations(problem, alpha)
-        unrestricted = 0.0
-    tensor = coef_to_tensor(to_numpy(coef), d)
+        rows = RowEquations(problem, alpha)
+        loss, unrestricted = rows, 0.0
+    options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "random": random}
+    best = best_heads(loss, to_numpy(coef), problem.design.token_dim, n_heads, **options)
+    if isinstance(solver, PrimalSolver):
+        intercept = solver.intercept(problem.backend.asarray(best.heads.coefficients()))
+    else:
+        intercept = rows.residual(best.heads)[1]
+    return FewHeadsSolution(
+        best.heads,
+        to_numpy(intercept),
+        unrestricted + best.loss,
+        best.gradient_norm,
+        best.n_iter,
+    )
+
+
+def best_heads(
+    loss: HeadLoss,
+    coef: np.ndarray,
+    token_dim: int,
+    n_heads: int,
+    *,
+    max_iter: int,
+    tol: float,
+    random: np.random.RandomState,
+    start: Heads | None = None,
+) -> HeadFit:
+    """The best of several runs, the first from ``start`` where one is known.
+
+    Parameters
+    ----------
+    loss : HeadLoss
+    coef : ndarray of shape (m, p)
+        Unrestricted solution.
+    token_dim : int
+    n_heads, max_iter, tol, random
+        As for :func:`fit_few_heads`.
+    start : Heads, optional
+        For example the solution for a similar penalty.
+
+    Returns
+    -------
+    HeadFit
+    """
+    d = token_dim
+    tensor = coef_to_tensor(coef, d)
     zero = Heads(np.zeros((n_heads, len(tensor), d)), np.zeros((n_heads, d, d)))
     scale = loss.loss(zero)
-    best = _best_run(loss, _starts(loss, tensor, n_heads, random), scale, max_iter, tol)
+    starts = _starts(loss, tensor, n_heads, random)
+    if start is not None:
+        starts = itertools.chain([start], starts)
+    best = _best_run(loss, starts, scale, max_iter, tol)
     if not best.converged:
         warnings.warn(
             f"The fit of {n_heads} heads stopped after {best.n_iter} steps with a relative "
@@ -126,17 +171,7 @@ def fit_few_heads(
             ConvergenceWarning,
             stacklevel=3,
         )
-    if method == "primal":
-        intercept = solver.intercept(problem.backend.asarray(best.heads.coefficients()))
-    else:
-        intercept = RowEquations(problem, alpha).residual(best.heads)[1]
-    return FewHeadsSolution(
-        best.heads,
-        to_numpy(intercept),
-        unrestricted + best.loss,
-        best.gradient_norm,
-        best.n_iter,
-    )
+    return best
 
 
 def _best_run(

@@ -24,10 +24,18 @@ class PrimalSolver(Solver):
         p = size.n_features
         return 8 * (p * p + p * p // 4 + 2 * p * size.n_outputs)
 
-    def __init__(self, problem: LeastSquaresProblem) -> None:
+    def __init__(self, problem: LeastSquaresProblem, moments: Moments | None = None) -> None:
         self.problem = problem
-        self.moments = Moments.from_design(problem.design, problem.targets, problem.weights)
-        self.mean = self.moments.mean() if problem.fit_intercept else None
+        if moments is None:
+            moments = Moments.from_design(problem.design, problem.targets, problem.weights)
+        self.moments = moments
+        self.mean = moments.mean() if problem.fit_intercept else None
+        self.offset = 0.0 if self.mean is None else moments.weight * float((self.mean**2).sum())
+
+    @property
+    def trace(self) -> float:
+        """Of the system: the sum of its eigenvalues."""
+        return float(self.moments.diagonal().sum()) - self.offset
 
     def solve(self, alpha: float) -> Solution:
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
@@ -36,7 +44,7 @@ class PrimalSolver(Solver):
             lambda: moments.gram_matrix(mean),
             alpha,
             min(problem.size.n_rows, problem.size.n_features),
-            0.0 if mean is None else moments.weight * float((mean**2).sum()),
+            self.offset,
             problem.backend,
             moments.diagonal(),
         )
@@ -54,11 +62,7 @@ class PrimalSolver(Solver):
 
     def metric(self, alpha: float) -> Array:
         """``Phi_c^T W Phi_c + alpha I``, both triangles."""
-        matrix = self.problem.backend.tril(self.moments.gram_matrix(self.mean))
-        diagonal = matrix.diagonal() + alpha
-        full = matrix + matrix.mT
-        full.reshape(-1)[:: len(full) + 1] = diagonal
-        return full
+        return full_system(self.moments, self.mean, alpha)
 
     def minimum(self, coef: Array) -> float:
         """Half the penalised residual sum of squares at the minimiser ``coef``."""
@@ -69,3 +73,12 @@ class PrimalSolver(Solver):
     def intercept(self, coef: Array) -> Array:
         """Best intercept for given coefficients."""
         return self.problem.intercept(coef, self.mean)
+
+
+def full_system(moments: Moments, mean: Array | None, alpha: float) -> Array:
+    """Gram matrix of features minus ``mean``, plus ``alpha I``: both triangles."""
+    matrix = moments.backend.tril(moments.gram_matrix(mean))
+    diagonal = matrix.diagonal() + alpha
+    full = matrix + matrix.mT
+    full.reshape(-1)[:: len(full) + 1] = diagonal
+    return full

@@ -1,0 +1,517 @@
+"""Scores on data that a fit has not seen, for every penalty and number of heads.
+
+One eigendecomposition per training set serves all penalties. Moments are accumulated once, over
+the smallest parts from which all training sets are put together.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+
+from sklearn_mhla._backend import Array, backend_for
+from sklearn_mhla._fitting import fit_l2, most_heads, problem_of, size_of
+from sklearn_mhla._moments import Moments
+from sklearn_mhla._tokens import Rows
+from sklearn_mhla.solvers import (
+    DualPath,
+    DualSolver,
+    LeastSquaresProblem,
+    PrimalPath,
+    PrimalSolver,
+    ProblemSize,
+    Units,
+    best_heads,
+    choose_solver,
+    leave_one_out,
+)
+
+# Default penalties relative to the mean eigenvalue of the Gram matrix. Cubic features have widely
+# spread eigenvalues, so most of the grid lies below 1; at its lower end squaring the condition
+# number still leaves half the digits.
+RELATIVE_ALPHAS = np.logspace(-8.0, 2.0, 21)
+
+# Numbers held at a time: coefficients or predictions of several penalties.
+_BUDGET = 2**25
+
+Split = tuple[np.ndarray, np.ndarray]
+Scorer = Callable[..., float]
+
+
+def splits_of(splitter: Any, X: Any, y: Any, groups: Any, sample_weight: Any) -> list[Split]:
+    """Training and test sequences of every split, as positions among those of positive weight.
+
+    Parameters
+    ----------
+    splitter : cross-validation generator of scikit-learn
+    X, y, groups
+        As given to `fit`.
+    sample_weight : array-like, float or None
+        Valid weights; sequences of weight zero take part in no split.
+
+    Raises
+    ------
+    ValueError
+        If a split has nothing to train on or nothing to test on.
+    """
+    n_samples = len(X)
+    kept = np.ones(n_samples, dtype=bool)
+    if sample_weight is not None:
+        kept = np.broadcast_to(np.asarray(sample_weight) > 0, (n_samples,))
+    position = np.cumsum(kept) - 1
+    splits = []
+    for number, parts in enumerate(splitter.split(X, y, groups)):
+        chosen = [np.arange(n_samples)[part] for part in parts]
+        train, test = (position[part[kept[part]]] for part in chosen)
+        for name, part in (("training", train), ("test", test)):
+            if len(part) == 0:
+                raise ValueError(
+                    f"Split {number} of cv has no {name} sequences of positive weight. Use fewer "
+                    "splits, or a splitter that shuffles."
+                )
+        splits.append((train, test))
+    if not splits:
+        raise ValueError("cv yields no splits.")
+    return splits
+
+
+def fit_cross_validated(
+    model: Any,
+    rows: Rows,
+    splits: list[Split] | None,
+    scorer: Scorer | None,
+    target_ndim: int,
+) -> dict[str, Any]:
+    """Fitted attributes of a cross-validated model.
+
+    Parameters
+    ----------
+    model : estimator
+        Supplies parameters.
+    rows : Rows
+    splits : list of (ndarray, ndarray) or None
+        Training and test sequences; None leaves out one sequence at a time.
+    scorer : callable or None
+        ``scorer(estimator, predictions, targets)``; None is the negative mean squared error.
+    target_ndim : int
+        Dimensions of one row's target.
+    """
+    backend = backend_for(model.device, rows.sequences.device)
+    size = size_of(rows)
+    wanted = head_counts(model.n_heads)
+    counts = [n if n is not None and n < most_heads(size) else None for n in wanted]
+    if splits is None:
+        _check_leave_one_out(counts, len(rows.sequences))
+    method = _choose_method(model, size, backend.available_memory(), counts)
+    problem, units = problem_of(model, backend, rows, bool(model.verbose))
+    training = _Training(problem, splits or [], method)
+    alphas, shown = _penalties(model.alphas, training.solver, units)
+    per_target = model.alpha_per_target and target_ndim > 0
+    scoring = _Scoring(problem, rows, scorer, per_target, squeeze=target_ndim == 0)
+    if splits is None:
+        scores = _leave_one_out_scores(training.solver, backend.asarray(alphas), scoring)
+        scores = np.repeat(scores[None, :, None], len(counts), axis=0)
+    else:
+        scores = _fold_scores(model, splits, training, counts, alphas, scoring)
+    scores = scores.reshape(-1, *scores.shape[2:])
+    means, best = _choose(scores)
+    at_head, at_alpha = np.divmod(best, len(alphas))
+    found = {
+        "alpha_": shown[at_alpha],
+        "alphas_": shown,
+        "best_score_": scoring.in_units(np.take_along_axis(means, best[None], 0)[0]),
+        "cv_results_": _results(scoring.in_units(scores), means, wanted, shown, splits is None),
+    }
+    if model.verbose:
+        print(f"[{type(model).__name__}] alpha={found['alpha_']}, score={found['best_score_']}")
+    if best.ndim:
+        return found | _fit_per_target(model, training.solver, units, alphas[at_alpha])
+    count = counts[int(at_head)]
+    return found | fit_l2(model, training.solver, units, count, float(alphas[at_alpha]))
+
+
+def head_counts(n_heads: Any) -> list[int | None]:
+    """The numbers of heads to try."""
+    return [n_heads] if n_heads is None or np.ndim(n_heads) == 0 else list(n_heads)
+
+
+def _check_leave_one_out(counts: list[int | None], n_sequences: int) -> None:
+    restricted = [count for count in counts if count is not None]
+    if restricted:
+        raise ValueError(
+            "cv=None leaves out one sequence at a time in closed form, which exists only without a "
+            f"limit on heads; got n_heads={restricted[0]}. Set cv, for example cv=5."
+        )
+    if n_sequences < 2:
+        raise ValueError(
+            "cv=None leaves out one sequence at a time and needs at least two of positive weight; "
+            f"got n_samples={n_sequences}."
+        )
+
+
+def _choose_method(model: Any, size: ProblemSize, available: int, counts: list[int | None]) -> str:
+    solver, reason = choose_solver(
+        model.method, size, available, max((n for n in counts if n is not None), default=None)
+    )
+    order = size.n_features if solver is PrimalSolver else size.n_rows
+    needed = 8 * 4 * order**2  # the matrix, its eigenvectors and the workspace of LAPACK
+    if solver not in (PrimalSolver, DualSolver) or needed > available:
+        raise MemoryError(
+            f"Cross-validation in closed form takes an eigendecomposition of order {order}, "
+            f"{needed / 1e9:.3g} GB of memory, of which {available / 1e9:.3g} GB are available. "
+            "Use GridSearchCV with MHLARegressor, or fewer rows, or narrower tokens."
+        )
+    if model.verbose:
+        print(f"[{type(model).__name__}] method={solver.name!r}: {reason}")
+    return solver.name
+
+
+def _penalties(
+    given: Any, solver: PrimalSolver | DualSolver, units: Units
+) -> tuple[np.ndarray, np.ndarray]:
+    """Penalties in the units of the problem and in those of the user."""
+    if given is not None:
+        shown = np.atleast_1d(np.asarray(given, dtype=np.float64))
+        return np.array([units.alpha(alpha) for alpha in shown]), shown
+    largest_rank = max(1, solver.problem.largest_rank)
+    # Constant features leave only rounding errors once they are centred.
+    trace = solver.trace if solver.trace > 1e-12 * solver.offset else solver.offset
+    alphas = RELATIVE_ALPHAS * (trace / largest_rank if trace > 0.0 else 1.0)
+    return alphas, np.ldexp(alphas, 6 * units.tokens)
+
+
+def _fit_per_target(
+    model: Any, solver: PrimalSolver | DualSolver, units: Units, alphas: np.ndarray
+) -> dict[str, Any]:
+    """Every output with its own penalty."""
+    fits = {alpha: fit_l2(model, solver, units, None, float(alpha)) for alpha in np.unique(alphas)}
+    attributes = dict(fits[alphas[0]])
+    for name in ("coef_", "intercept_"):
+        attributes[name] = np.array([fits[alpha][name][j] for j, alpha in enumerate(alphas)])
+    for name in ("n_iter_", "rank_"):
+        attributes[name] = max(fit[name] for fit in fits.values())
+    return attributes
+
+
+# Scores --------------------------------------------------------------------------------------
+
+
+class _Predictions(RegressorMixin, BaseEstimator):
+    """What scorers take for an estimator: it is given its predictions."""
+
+    def predict(self, X: np.ndarray) -> np.ndarray:
+        return X
+
+
+class _Scoring:
+    """Scores of predictions for several penalties at once.
+
+    Parameters
+    ----------
+    problem : LeastSquaresProblem
+    rows : Rows
+        With the targets in the user's units.
+    scorer : callable or None
+    per_target : bool
+        One score per output.
+    squeeze : bool
+        Whether scorers see a vector of targets.
+    """
+
+    def __init__(
+        self,
+        problem: LeastSquaresProblem,
+        rows: Rows,
+        scorer: Scorer | None,
+        per_target: bool,
+        squeeze: bool,
+    ) -> None:
+        self.problem, self.rows, self.scorer = problem, rows, scorer
+        self.per_target, self.squeeze = per_target, squeeze
+
+    def score(self, rows: np.ndarray, errors: Array) -> np.ndarray:
+        """Scores of shape (n_alphas,) or (n_alphas, m).
+
+        Parameters
+        ----------
+        rows : ndarray of shape (k,)
+        errors : array of shape (k, n_alphas, m)
+            Targets minus predictions, in the units of the problem.
+        """
+        if self.scorer is None:
+            return self.of_squares(self.squares(rows, errors), self.weight(rows))
+        targets = self.rows.targets[rows]
+        exponent = self.problem.target_exponent
+        predicted = targets[:, None] - np.ldexp(self.problem.backend.to_numpy(errors), exponent)
+        options = {}
+        if self.rows.weights is not None and _takes_weights(self.scorer):
+            options["sample_weight"] = self.rows.weights[rows]
+        views = [(slice(None), j) for j in range(targets.shape[1])] if self.per_target else [...]
+        if self.squeeze:
+            views = [(slice(None), 0)]
+        scores = [
+            [
+                self.scorer(_Predictions(), predicted[:, k][view], targets[view], **options)
+                for view in views
+            ]
+            for k in range(predicted.shape[1])
+        ]
+        array = np.array(scores, dtype=np.float64)
+        return array if self.per_target else array[:, 0]
+
+    def squares(self, rows: np.ndarray, errors: Array) -> Array:
+        """Weighted sums of squared errors, shape (n_alphas, m)."""
+        squares = errors**2
+        if self.problem.weights is not None:
+            squares *= self.problem.weights[rows][:, None]
+        return squares.sum(0)
+
+    def weight(self, rows: np.ndarray) -> float:
+        """Sum of weights."""
+        return len(rows) if self.rows.weights is None else float(self.rows.weights[rows].sum())
+
+    def of_squares(self, squares: Array, weight: float) -> np.ndarray:
+        """Negative mean squared errors."""
+        scores: np.ndarray = -self.problem.backend.to_numpy(squares) / weight
+        return scores if self.per_target else scores.mean(1)
+
+    def in_units(self, scores: np.ndarray) -> np.ndarray:
+        """Scores in the user's units."""
+        exponent = 2 * self.problem.target_exponent if self.scorer is None else 0
+        scaled: np.ndarray = np.ldexp(scores, exponent)
+        return scaled
+
+
+def _takes_weights(scorer: Scorer) -> bool:
+    metric = getattr(scorer, "_score_func", scorer)  # scorers of scikit-learn wrap a metric
+    return "sample_weight" in inspect.signature(metric).parameters
+
+
+def _leave_one_out_scores(
+    solver: PrimalSolver | DualSolver, alphas: Array, scoring: _Scoring
+) -> np.ndarray:
+    problem = solver.problem
+    blocks = leave_one_out(solver, alphas)
+    if scoring.scorer is None:
+        squares = sum(scoring.squares(rows, errors) for rows, errors in blocks)
+        return scoring.of_squares(squares, problem.total_weight)
+    errors = problem.backend.empty((problem.design.n_rows, len(alphas), problem.size.n_outputs))
+    for rows, of_rows in blocks:
+        errors[rows] = of_rows
+    return scoring.score(np.arange(problem.design.n_rows), errors)
+
+
+def _fold_scores(
+    model: Any,
+    splits: list[Split],
+    training: _Training,
+    counts: list[int | None],
+    alphas: np.ndarray,
+    scoring: _Scoring,
+) -> np.ndarray:
+    """Scores of shape (numbers of heads, alphas, splits) and, if per target, outputs."""
+    problem = training.problem
+    shape: tuple[int, ...] = (len(counts), len(alphas), len(splits))
+    if scoring.per_target:
+        shape = (*shape, problem.size.n_outputs)
+    scores = np.empty(shape)
+    for k, (train, test) in enumerate(splits):
+        path = training.path(k, train)
+        design, rows = problem.design.take(test, verbose=False), problem.design.rows_of(test)
+        for i, count in enumerate(counts):
+            if count is None:
+                solutions = _unrestricted(path, alphas, problem, len(rows))
+            else:
+                solutions = _few_heads(path, alphas, problem, count, model)
+            for at, coef in solutions:
+                predicted = design.matvec(coef.reshape(-1, coef.shape[2]))
+                errors = problem.targets[rows][:, None] - path.intercept(coef)
+                errors -= predicted.reshape(errors.shape)
+                scores[i, at, k] = scoring.score(rows, errors)
+    return scores
+
+
+Solutions = Iterator[tuple[np.ndarray, Array]]
+
+
+def _unrestricted(
+    path: PrimalPath | DualPath, alphas: np.ndarray, problem: LeastSquaresProblem, n_test: int
+) -> Solutions:
+    """Positions of penalties and their coefficients (k, m, p), as many as memory should hold."""
+    size = problem.size
+    step = max(1, _BUDGET // (size.n_outputs * (size.n_features + n_test)))
+    for start in range(0, len(alphas), step):
+        at = np.arange(start, min(start + step, len(alphas)))
+        yield at, path.coefficients(problem.backend.asarray(alphas[at]))
+
+
+def _few_heads(
+    path: PrimalPath | DualPath,
+    alphas: np.ndarray,
+    problem: LeastSquaresProblem,
+    n_heads: int,
+    model: Any,
+) -> Solutions:
+    """As :func:`_unrestricted`; from the strongest penalty on, each starts from the one before."""
+    backend = problem.backend
+    start = None
+    for at in np.argsort(-alphas, kind="stable"):
+        coef = path.coefficients(backend.asarray(alphas[at : at + 1]))[0]
+        run = best_heads(
+            path.head_loss(coef, float(alphas[at])),
+            backend.to_numpy(coef),
+            problem.size.token_dim,
+            n_heads,
+            max_iter=model.max_iter,
+            tol=model.tol,
+            random=check_random_state(model.random_state),
+            start=start,
+        )
+        start = run.heads
+        yield np.array([at]), backend.asarray(run.heads.coefficients())[None]
+
+
+# Training sets -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Moments of some rows, and what intercepts need besides."""
+
+    moments: Moments
+    target_sum: Array
+    n_rows: int
+
+    @classmethod
+    def of(cls, problem: LeastSquaresProblem, chosen: np.ndarray) -> _Sums:
+        rows = problem.design.rows_of(chosen)
+        targets = problem.targets[rows]
+        weights = None if problem.weights is None else problem.weights[rows]
+        moments = Moments.from_design(problem.design.take(chosen), targets, weights)
+        target_sum = targets.sum(0) if weights is None else (targets * weights).sum(0)
+        return cls(moments, target_sum, len(rows))
+
+    def __add__(self, other: _Sums) -> _Sums:
+        one, two = self.moments, other.moments
+        moments = replace(
+            one,
+            gram=one.gram + two.gram,
+            cross=one.cross + two.cross,
+            feature_sum=one.feature_sum + two.feature_sum,
+            weight=one.weight + two.weight,
+        )
+        return _Sums(moments, self.target_sum + other.target_sum, self.n_rows + other.n_rows)
+
+
+class _Training:
+    """The training sets of all splits, and the solver of all data.
+
+    Moments of the smallest parts are kept where the splits share few of them: k-fold
+    cross-validation then passes over the rows once.
+    """
+
+    def __init__(self, problem: LeastSquaresProblem, splits: list[Split], method: str) -> None:
+        self.problem = problem
+        self.solver: PrimalSolver | DualSolver
+        self.parts: list[_Sums] = []
+        if method == "dual":
+            self.solver = DualSolver(problem)
+            return
+        if splits:
+            counts = np.zeros((len(problem.design.sequences), len(splits)), dtype=np.intp)
+            for k, (train, _) in enumerate(splits):
+                np.add.at(counts[:, k], train, 1)
+            self.patterns, part = np.unique(counts, axis=0, return_inverse=True)
+            if self._parts_are_few():
+                part = part.reshape(-1)
+                self.parts = [
+                    _Sums.of(problem, np.flatnonzero(part == j)) for j in range(len(self.patterns))
+                ]
+        total = reduce(add, self.parts).moments if self.parts else None
+        self.solver = PrimalSolver(problem, total)
+
+    def path(self, k: int, train: np.ndarray) -> PrimalPath | DualPath:
+        """Solutions of the ``k``-th training set for all penalties."""
+        problem = self.problem
+        if isinstance(self.solver, DualSolver):
+            rows = problem.design.rows_of(train)
+            weights = None if problem.weights is None else problem.weights[rows][:, 0]
+            return DualPath(
+                DualSolver(
+                    LeastSquaresProblem(
+                        problem.design.take(train),
+                        problem.targets[rows],
+                        weights,
+                        problem.fit_intercept,
+                        problem.target_exponent,
+                    )
+                )
+            )
+        if self.parts:
+            chosen = [sums for sums, of in zip(self.parts, self.patterns[:, k], strict=True) if of]
+            sums = reduce(add, chosen)
+        else:
+            sums = _Sums.of(problem, train)
+        mean = sums.target_sum / sums.moments.weight if problem.fit_intercept else None
+        return PrimalPath(sums.moments, mean, sums.n_rows)
+
+    def _parts_are_few(self) -> bool:
+        n_parts, n_splits = self.patterns.shape
+        if n_parts > 2 * n_splits or self.patterns.max() > 1:  # 2: drawn with replacement
+            return False
+        size = 2 * self.problem.size.n_features**2 * n_parts  # a quarter of p^2 numbers each
+        return bool(size < self.problem.backend.available_memory() // 2)
+
+
+# Results -------------------------------------------------------------------------------------
+
+
+def _choose(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean scores of all candidates, and the position of the first best (one per output)."""
+    means = scores.mean(1)
+    if not np.isfinite(means).all():
+        if not np.isfinite(means).any(0).all():
+            raise ValueError(
+                "No candidate has a finite score. A metric may be undefined on so small test "
+                "sets (R^2 needs two samples); use scoring=None or fewer splits."
+            )
+        warnings.warn(
+            f"Some scores are not finite and count as the worst: {means}",
+            UserWarning,
+            stacklevel=4,
+        )
+        means = np.where(np.isfinite(means), means, -np.inf)
+    return means, np.asarray(means.argmax(0))
+
+
+def _results(
+    scores: np.ndarray,
+    means: np.ndarray,
+    counts: list[int | None],
+    alphas: np.ndarray,
+    left_one_out: bool,
+) -> dict[str, np.ndarray]:
+    """``cv_results_``: one entry per candidate, all penalties for each number of heads."""
+    heads = np.empty(len(counts), dtype=object)
+    heads[:] = counts
+    results = {
+        "param_n_heads": np.repeat(heads, len(alphas)),
+        "param_alpha": np.tile(alphas, len(counts)),
+    }
+    if not left_one_out:
+        for k in range(scores.shape[1]):
+            results[f"split{k}_test_score"] = scores[:, k]
+    results["mean_test_score"] = scores.mean(1)
+    if not left_one_out:
+        results["std_test_score"] = scores.std(1)
+    results["rank_test_score"] = 1 + (means[:, None] < means).sum(1).astype(np.int32)
+    return results
