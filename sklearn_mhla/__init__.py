@@ -3,6 +3,7 @@
 from sklearn_mhla._cv import MHLARegressorCV
 from sklearn_mhla._heads import Heads, function_distance
 from sklearn_mhla._minimal_heads import minimal_heads
+from sklearn_mhla._moments import Moments
 from sklearn_mhla._nuclear_path import nuclear_norm_path
 from sklearn_mhla._regressor import MHLARegressor
 
@@ -12,6 +13,7 @@ __all__ = [
     "Heads",
     "MHLARegressor",
     "MHLARegressorCV",
+    "Moments",
     "function_distance",
     "minimal_heads",
     "nuclear_norm_path",

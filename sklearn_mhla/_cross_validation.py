@@ -6,29 +6,25 @@ the smallest parts from which all training sets are put together.
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 
 from sklearn_mhla._backend import Array, backend_for
 from sklearn_mhla._fitting import fit_l2, most_heads, problem_of, size_of
 from sklearn_mhla._moments import Moments
+from sklearn_mhla._scoring import Scorer, Scoring
 from sklearn_mhla._tokens import Rows
 from sklearn_mhla.solvers import (
-    DualPath,
     DualSolver,
     LeastSquaresProblem,
-    PrimalPath,
+    MomentProblem,
     PrimalSolver,
     ProblemSize,
+    RidgePath,
     Units,
     best_heads,
     choose_solver,
@@ -44,7 +40,6 @@ RELATIVE_ALPHAS = np.logspace(-8.0, 2.0, 21)
 _BUDGET = 2**25
 
 Split = tuple[np.ndarray, np.ndarray]
-Scorer = Callable[..., float]
 
 
 def splits_of(splitter: Any, X: Any, y: Any, groups: Any, sample_weight: Any) -> list[Split]:
@@ -111,17 +106,18 @@ def fit_cross_validated(
     counts = [n if n is not None and n < most_heads(size) else None for n in wanted]
     if splits is None:
         _check_leave_one_out(counts, len(rows.sequences))
-    method = _choose_method(model, size, backend.available_memory(), counts)
+    kind = _choose_solver(model, size, backend.available_memory(), counts)
     problem, units = problem_of(model, backend, rows, bool(model.verbose))
-    training = _Training(problem, splits or [], method)
-    alphas, shown = _penalties(model.alphas, training.solver, units)
+    training_sets = None if splits is None else _TrainingSets(problem, splits, kind)
+    solver = kind(problem)
+    alphas, shown = _penalties(model.alphas, solver, units)
     per_target = model.alpha_per_target and target_ndim > 0
-    scoring = _Scoring(problem, rows, scorer, per_target, squeeze=target_ndim == 0)
-    if splits is None:
-        scores = _leave_one_out_scores(training.solver, backend.asarray(alphas), scoring)
+    scoring = Scoring(problem, rows, scorer, per_target=per_target, squeeze=target_ndim == 0)
+    if training_sets is None:
+        scores = _leave_one_out_scores(problem, solver, backend.asarray(alphas), scoring)
         scores = np.repeat(scores[None, :, None], len(counts), axis=0)
     else:
-        scores = _fold_scores(model, splits, training, counts, alphas, scoring)
+        scores = _fold_scores(model, training_sets, counts, alphas, scoring)
     scores = scores.reshape(-1, *scores.shape[2:])
     means, best = _choose(scores)
     at_head, at_alpha = np.divmod(best, len(alphas))
@@ -133,10 +129,11 @@ def fit_cross_validated(
     }
     if model.verbose:
         print(f"[{type(model).__name__}] alpha={found['alpha_']}, score={found['best_score_']}")
-    if best.ndim:
-        return found | _fit_per_target(model, training.solver, units, alphas[at_alpha])
-    count = counts[int(at_head)]
-    return found | fit_l2(model, training.solver, units, count, float(alphas[at_alpha]))
+    fits = {
+        alpha: fit_l2(model, problem, units, kind, counts[int(at_head.max())], float(alpha))
+        for alpha in np.unique(alphas[at_alpha])
+    }
+    return found | _combine([fits[alpha] for alpha in np.atleast_1d(alphas[at_alpha])])
 
 
 def head_counts(n_heads: Any) -> list[int | None]:
@@ -158,7 +155,9 @@ def _check_leave_one_out(counts: list[int | None], n_sequences: int) -> None:
         )
 
 
-def _choose_method(model: Any, size: ProblemSize, available: int, counts: list[int | None]) -> str:
+def _choose_solver(
+    model: Any, size: ProblemSize, available: int, counts: list[int | None]
+) -> type[PrimalSolver] | type[DualSolver]:
     solver, reason = choose_solver(
         model.method, size, available, max((n for n in counts if n is not None), default=None)
     )
@@ -166,13 +165,13 @@ def _choose_method(model: Any, size: ProblemSize, available: int, counts: list[i
     needed = 8 * 4 * order**2  # the matrix, its eigenvectors and the workspace of LAPACK
     if solver not in (PrimalSolver, DualSolver) or needed > available:
         raise MemoryError(
-            f"Cross-validation in closed form takes an eigendecomposition of order {order}, "
+            f"Cross-validation in closed form takes an eigendecomposition of order {order} and "
             f"{needed / 1e9:.3g} GB of memory, of which {available / 1e9:.3g} GB are available. "
-            "Use GridSearchCV with MHLARegressor, or fewer rows, or narrower tokens."
+            "Use GridSearchCV with MHLARegressor, fewer rows or narrower tokens."
         )
     if model.verbose:
         print(f"[{type(model).__name__}] method={solver.name!r}: {reason}")
-    return solver.name
+    return PrimalSolver if solver is PrimalSolver else DualSolver
 
 
 def _penalties(
@@ -189,118 +188,24 @@ def _penalties(
     return alphas, np.ldexp(alphas, 6 * units.tokens)
 
 
-def _fit_per_target(
-    model: Any, solver: PrimalSolver | DualSolver, units: Units, alphas: np.ndarray
-) -> dict[str, Any]:
-    """Every output with its own penalty."""
-    fits = {alpha: fit_l2(model, solver, units, None, float(alpha)) for alpha in np.unique(alphas)}
-    attributes = dict(fits[alphas[0]])
-    for name in ("coef_", "intercept_"):
-        attributes[name] = np.array([fits[alpha][name][j] for j, alpha in enumerate(alphas)])
-    for name in ("n_iter_", "rank_"):
-        attributes[name] = max(fit[name] for fit in fits.values())
+def _combine(fits: list[dict[str, Any]]) -> dict[str, Any]:
+    """The attributes of one fit, or output ``j`` of the ``j``-th of several."""
+    attributes = dict(fits[0])
+    if len(fits) > 1:
+        for name in ("coef_", "intercept_"):
+            attributes[name] = np.array([fit[name][j] for j, fit in enumerate(fits)])
+        for name in ("n_iter_", "rank_"):
+            attributes[name] = max(fit[name] for fit in fits)
     return attributes
 
 
-# Scores --------------------------------------------------------------------------------------
-
-
-class _Predictions(RegressorMixin, BaseEstimator):
-    """What scorers take for an estimator: it is given its predictions."""
-
-    def predict(self, X: np.ndarray) -> np.ndarray:
-        return X
-
-
-class _Scoring:
-    """Scores of predictions for several penalties at once.
-
-    Parameters
-    ----------
-    problem : LeastSquaresProblem
-    rows : Rows
-        With the targets in the user's units.
-    scorer : callable or None
-    per_target : bool
-        One score per output.
-    squeeze : bool
-        Whether scorers see a vector of targets.
-    """
-
-    def __init__(
-        self,
-        problem: LeastSquaresProblem,
-        rows: Rows,
-        scorer: Scorer | None,
-        per_target: bool,
-        squeeze: bool,
-    ) -> None:
-        self.problem, self.rows, self.scorer = problem, rows, scorer
-        self.per_target, self.squeeze = per_target, squeeze
-
-    def score(self, rows: np.ndarray, errors: Array) -> np.ndarray:
-        """Scores of shape (n_alphas,) or (n_alphas, m).
-
-        Parameters
-        ----------
-        rows : ndarray of shape (k,)
-        errors : array of shape (k, n_alphas, m)
-            Targets minus predictions, in the units of the problem.
-        """
-        if self.scorer is None:
-            return self.of_squares(self.squares(rows, errors), self.weight(rows))
-        targets = self.rows.targets[rows]
-        exponent = self.problem.target_exponent
-        predicted = targets[:, None] - np.ldexp(self.problem.backend.to_numpy(errors), exponent)
-        options = {}
-        if self.rows.weights is not None and _takes_weights(self.scorer):
-            options["sample_weight"] = self.rows.weights[rows]
-        views = [(slice(None), j) for j in range(targets.shape[1])] if self.per_target else [...]
-        if self.squeeze:
-            views = [(slice(None), 0)]
-        scores = [
-            [
-                self.scorer(_Predictions(), predicted[:, k][view], targets[view], **options)
-                for view in views
-            ]
-            for k in range(predicted.shape[1])
-        ]
-        array = np.array(scores, dtype=np.float64)
-        return array if self.per_target else array[:, 0]
-
-    def squares(self, rows: np.ndarray, errors: Array) -> Array:
-        """Weighted sums of squared errors, shape (n_alphas, m)."""
-        squares = errors**2
-        if self.problem.weights is not None:
-            squares *= self.problem.weights[rows][:, None]
-        return squares.sum(0)
-
-    def weight(self, rows: np.ndarray) -> float:
-        """Sum of weights."""
-        return len(rows) if self.rows.weights is None else float(self.rows.weights[rows].sum())
-
-    def of_squares(self, squares: Array, weight: float) -> np.ndarray:
-        """Negative mean squared errors."""
-        scores: np.ndarray = -self.problem.backend.to_numpy(squares) / weight
-        return scores if self.per_target else scores.mean(1)
-
-    def in_units(self, scores: np.ndarray) -> np.ndarray:
-        """Scores in the user's units."""
-        exponent = 2 * self.problem.target_exponent if self.scorer is None else 0
-        scaled: np.ndarray = np.ldexp(scores, exponent)
-        return scaled
-
-
-def _takes_weights(scorer: Scorer) -> bool:
-    metric = getattr(scorer, "_score_func", scorer)  # scorers of scikit-learn wrap a metric
-    return "sample_weight" in inspect.signature(metric).parameters
-
-
 def _leave_one_out_scores(
-    solver: PrimalSolver | DualSolver, alphas: Array, scoring: _Scoring
+    problem: LeastSquaresProblem,
+    solver: PrimalSolver | DualSolver,
+    alphas: Array,
+    scoring: Scoring,
 ) -> np.ndarray:
-    problem = solver.problem
-    blocks = leave_one_out(solver, alphas)
+    blocks = leave_one_out(problem, solver, alphas)
     if scoring.scorer is None:
         squares = sum(scoring.squares(rows, errors) for rows, errors in blocks)
         return scoring.of_squares(squares, problem.total_weight)
@@ -312,30 +217,31 @@ def _leave_one_out_scores(
 
 def _fold_scores(
     model: Any,
-    splits: list[Split],
-    training: _Training,
+    training_sets: _TrainingSets,
     counts: list[int | None],
     alphas: np.ndarray,
-    scoring: _Scoring,
+    scoring: Scoring,
 ) -> np.ndarray:
     """Scores of shape (numbers of heads, alphas, splits) and, if per target, outputs."""
-    problem = training.problem
+    problem, splits = training_sets.problem, training_sets.splits
     shape: tuple[int, ...] = (len(counts), len(alphas), len(splits))
     if scoring.per_target:
         shape = (*shape, problem.size.n_outputs)
     scores = np.empty(shape)
-    for k, (train, test) in enumerate(splits):
-        path = training.path(k, train)
+    for k, (_, test) in enumerate(splits):
+        solver = training_sets.solver(k)
+        path = RidgePath(solver)
         design, rows = problem.design.take(test, verbose=False), problem.design.rows_of(test)
+        targets = problem.targets[rows] + problem.target_mean
         for i, count in enumerate(counts):
             if count is None:
-                solutions = _unrestricted(path, alphas, problem, len(rows))
+                solutions = _unrestricted(path, alphas, len(rows))
             else:
-                solutions = _few_heads(path, alphas, problem, count, model)
+                solutions = _few_heads(path, alphas, count, model)
             for at, coef in solutions:
                 predicted = design.matvec(coef.reshape(-1, coef.shape[2]))
-                errors = problem.targets[rows][:, None] - path.intercept(coef)
-                errors -= predicted.reshape(errors.shape)
+                errors = targets[:, None] - predicted.reshape(len(rows), *coef.shape[:2])
+                errors -= solver.intercept(coef)
                 scores[i, at, k] = scoring.score(rows, errors)
     return scores
 
@@ -343,32 +249,24 @@ def _fold_scores(
 Solutions = Iterator[tuple[np.ndarray, Array]]
 
 
-def _unrestricted(
-    path: PrimalPath | DualPath, alphas: np.ndarray, problem: LeastSquaresProblem, n_test: int
-) -> Solutions:
+def _unrestricted(path: RidgePath, alphas: np.ndarray, n_test: int) -> Solutions:
     """Positions of penalties and their coefficients (k, m, p), as many as memory should hold."""
-    size = problem.size
-    step = max(1, _BUDGET // (size.n_outputs * (size.n_features + n_test)))
+    problem = path.solver.problem
+    step = max(1, _BUDGET // (problem.size.n_outputs * (problem.size.n_features + n_test)))
     for start in range(0, len(alphas), step):
         at = np.arange(start, min(start + step, len(alphas)))
         yield at, path.coefficients(problem.backend.asarray(alphas[at]))
 
 
-def _few_heads(
-    path: PrimalPath | DualPath,
-    alphas: np.ndarray,
-    problem: LeastSquaresProblem,
-    n_heads: int,
-    model: Any,
-) -> Solutions:
+def _few_heads(path: RidgePath, alphas: np.ndarray, n_heads: int, model: Any) -> Solutions:
     """As :func:`_unrestricted`; from the strongest penalty on, each starts from the one before."""
-    backend = problem.backend
+    problem = path.solver.problem
     start = None
     for at in np.argsort(-alphas, kind="stable"):
-        coef = path.coefficients(backend.asarray(alphas[at : at + 1]))[0]
+        coef = path.coefficients(problem.backend.asarray(alphas[at : at + 1]))[0]
         run = best_heads(
             path.head_loss(coef, float(alphas[at])),
-            backend.to_numpy(coef),
+            problem.backend.to_numpy(coef),
             problem.size.token_dim,
             n_heads,
             max_iter=model.max_iter,
@@ -377,102 +275,70 @@ def _few_heads(
             start=start,
         )
         start = run.heads
-        yield np.array([at]), backend.asarray(run.heads.coefficients())[None]
+        yield np.array([at]), problem.backend.asarray(run.heads.coefficients())[None]
 
 
-# Training sets -------------------------------------------------------------------------------
+class _TrainingSets:
+    """The training sets of all splits.
 
-
-@dataclass(frozen=True)
-class _Sums:
-    """Moments of some rows, and what intercepts need besides."""
-
-    moments: Moments
-    target_sum: Array
-    n_rows: int
-
-    @classmethod
-    def of(cls, problem: LeastSquaresProblem, chosen: np.ndarray) -> _Sums:
-        rows = problem.design.rows_of(chosen)
-        targets = problem.targets[rows]
-        weights = None if problem.weights is None else problem.weights[rows]
-        moments = Moments.from_design(problem.design.take(chosen), targets, weights)
-        target_sum = targets.sum(0) if weights is None else (targets * weights).sum(0)
-        return cls(moments, target_sum, len(rows))
-
-    def __add__(self, other: _Sums) -> _Sums:
-        one, two = self.moments, other.moments
-        moments = replace(
-            one,
-            gram=one.gram + two.gram,
-            cross=one.cross + two.cross,
-            feature_sum=one.feature_sum + two.feature_sum,
-            weight=one.weight + two.weight,
-        )
-        return _Sums(moments, self.target_sum + other.target_sum, self.n_rows + other.n_rows)
-
-
-class _Training:
-    """The training sets of all splits, and the solver of all data.
-
-    Moments of the smallest parts are kept where the splits share few of them: k-fold
-    cross-validation then passes over the rows once.
+    For the primal form moments of the smallest parts of the data are kept where the splits share
+    few of them: k-fold cross-validation then passes over the rows once. They are added up, as
+    subtracting a fold from the total would cancel where that fold holds most of the sum.
     """
 
-    def __init__(self, problem: LeastSquaresProblem, splits: list[Split], method: str) -> None:
-        self.problem = problem
-        self.solver: PrimalSolver | DualSolver
-        self.parts: list[_Sums] = []
-        if method == "dual":
-            self.solver = DualSolver(problem)
-            return
-        if splits:
-            counts = np.zeros((len(problem.design.sequences), len(splits)), dtype=np.intp)
-            for k, (train, _) in enumerate(splits):
-                np.add.at(counts[:, k], train, 1)
-            self.patterns, part = np.unique(counts, axis=0, return_inverse=True)
-            if self._parts_are_few():
-                part = part.reshape(-1)
-                self.parts = [
-                    _Sums.of(problem, np.flatnonzero(part == j)) for j in range(len(self.patterns))
-                ]
-        total = reduce(add, self.parts).moments if self.parts else None
-        self.solver = PrimalSolver(problem, total)
+    def __init__(self, problem: LeastSquaresProblem, splits: list[Split], kind: type) -> None:
+        self.problem, self.splits = problem, splits
+        self.in_dual_form = kind is DualSolver
+        self.parts: list[Moments] = []
+        counts = np.zeros((len(problem.design.sequences), len(splits)), dtype=np.intp)
+        for k, (train, _) in enumerate(splits):
+            np.add.at(counts[:, k], train, 1)
+        self.patterns, part = np.unique(counts, axis=0, return_inverse=True)
+        if self._parts_are_few():
+            part = part.reshape(-1)
+            for j in range(len(self.patterns)):
+                self.parts.append(self._moments(np.flatnonzero(part == j)))
+            problem.moments = sum(self.parts[1:], start=self.parts[0])
 
-    def path(self, k: int, train: np.ndarray) -> PrimalPath | DualPath:
-        """Solutions of the ``k``-th training set for all penalties."""
-        problem = self.problem
-        if isinstance(self.solver, DualSolver):
+    def solver(self, k: int) -> PrimalSolver | DualSolver:
+        """Solver of the ``k``-th training set."""
+        problem, train = self.problem, self.splits[k][0]
+        if self.in_dual_form:
             rows = problem.design.rows_of(train)
-            weights = None if problem.weights is None else problem.weights[rows][:, 0]
-            return DualPath(
-                DualSolver(
-                    LeastSquaresProblem(
-                        problem.design.take(train),
-                        problem.targets[rows],
-                        weights,
-                        problem.fit_intercept,
-                        problem.target_exponent,
-                    )
+            return DualSolver(
+                LeastSquaresProblem(
+                    problem.design.take(train),
+                    problem.targets[rows] + problem.target_mean,
+                    None if problem.weights is None else problem.weights[rows][:, 0],
+                    problem.fit_intercept,
+                    problem.target_exponent,
                 )
             )
         if self.parts:
-            chosen = [sums for sums, of in zip(self.parts, self.patterns[:, k], strict=True) if of]
-            sums = reduce(add, chosen)
+            chosen = [self.parts[j] for j in self.patterns[:, k].nonzero()[0]]
+            moments = sum(chosen[1:], start=chosen[0])
         else:
-            sums = _Sums.of(problem, train)
-        mean = sums.target_sum / sums.moments.weight if problem.fit_intercept else None
-        return PrimalPath(sums.moments, mean, sums.n_rows)
+            moments = self._moments(train)
+        return PrimalSolver(MomentProblem(moments, problem.fit_intercept))
+
+    def _moments(self, chosen: np.ndarray) -> Moments:
+        problem = self.problem
+        rows = problem.design.rows_of(chosen)
+        return Moments.from_design(
+            problem.design.take(chosen),
+            problem.targets[rows],
+            None if problem.weights is None else problem.weights[rows],
+            target_exponent=problem.target_exponent,
+            target_shift=problem.target_mean,
+        )
 
     def _parts_are_few(self) -> bool:
         n_parts, n_splits = self.patterns.shape
-        if n_parts > 2 * n_splits or self.patterns.max() > 1:  # 2: drawn with replacement
+        # Rows that are drawn with replacement count several times.
+        if self.in_dual_form or n_parts > 2 * n_splits or self.patterns.max() > 1:
             return False
         size = 2 * self.problem.size.n_features**2 * n_parts  # a quarter of p^2 numbers each
         return bool(size < self.problem.backend.available_memory() // 2)
-
-
-# Results -------------------------------------------------------------------------------------
 
 
 def _choose(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -150,8 +150,17 @@ class Design:
         before = np.cumsum(lengths) - lengths
         return np.repeat(self._first_row[chosen] - before, lengths) + np.arange(lengths.sum())
 
-    def blocks(self, description: str | None = None) -> Iterator[Block]:
-        """All rows, block by block; ``description`` labels the progress bar."""
+    def blocks(self, description: str | None = None, isometric: bool = True) -> Iterator[Block]:
+        """All rows, block by block.
+
+        Parameters
+        ----------
+        description : str, optional
+            Label of the progress bar.
+        isometric : bool
+            Whether off-diagonal entries of the states are multiplied by sqrt(2); without, integer
+            tokens have integer states.
+        """
         with tqdm(
             total=len(self.sequences), desc=description, unit="seq", disable=not self.verbose
         ) as bar:
@@ -159,11 +168,11 @@ class Design:
                 tokens = self.sequences.tokens(chosen, self.backend)
                 lengths = self.sequences.lengths[chosen]
                 if self.output == "last":
-                    yield self._last(tokens, lengths, chosen)
+                    yield self._last(tokens, lengths, chosen, isometric)
                 elif self.causal:
-                    yield from self._causal(tokens, lengths, chosen)
+                    yield from self._causal(tokens, lengths, chosen, isometric)
                 else:
-                    yield self._shared(tokens, lengths, chosen)
+                    yield self._shared(tokens, lengths, chosen, isometric)
                 bar.update(len(lengths))
 
     def matvec(self, coef: Array) -> Array:
@@ -199,17 +208,21 @@ class Design:
             yield slice(start, stop) if self._order is None else self._order[start:stop]
             start = stop
 
-    def _last(self, tokens: Array, lengths: np.ndarray, chosen: slice | np.ndarray) -> Block:
-        state = self._scaled(full_state(tokens, self.backend), lengths)
+    def _last(
+        self, tokens: Array, lengths: np.ndarray, chosen: slice | np.ndarray, isometric: bool
+    ) -> Block:
+        state = self._scaled(full_state(tokens, self.backend, isometric), lengths)
         return Block(state, self._query(tokens[:, -1:]), chosen, None, self.backend)
 
-    def _shared(self, tokens: Array, lengths: np.ndarray, chosen: slice | np.ndarray) -> Block:
-        state = self._scaled(full_state(tokens, self.backend), lengths)
+    def _shared(
+        self, tokens: Array, lengths: np.ndarray, chosen: slice | np.ndarray, isometric: bool
+    ) -> Block:
+        state = self._scaled(full_state(tokens, self.backend, isometric), lengths)
         rows, present = self._token_rows(lengths, chosen, tokens.shape[1])
         return Block(state, self._query(tokens), rows, present, self.backend)
 
     def _causal(
-        self, tokens: Array, lengths: np.ndarray, chosen: slice | np.ndarray
+        self, tokens: Array, lengths: np.ndarray, chosen: slice | np.ndarray, isometric: bool
     ) -> Iterator[Block]:
         """Prefix states; one very long sequence is cut and its state carried over."""
         n_samples, longest, token_dim = tokens.shape
@@ -218,7 +231,7 @@ class Design:
         carried = None
         for start in range(0, longest, step):
             piece = tokens[:, start : start + step]
-            states = prefix_states(piece, self.backend, carried)
+            states = prefix_states(piece, self.backend, carried, isometric)
             carried = states[:, -1].reshape(n_samples, -1) + 0.0  # scaling below is in place
             position = np.arange(start, start + piece.shape[1]) - (longest - lengths[:, None])
             state = self._scaled(

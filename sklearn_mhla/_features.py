@@ -48,13 +48,15 @@ def pair_scale(token_dim: int) -> np.ndarray:
     return scale
 
 
-def svec(symmetric: Array, backend: Backend) -> Array:
-    """Pack symmetric matrices isometrically.
+def svec(symmetric: Array, backend: Backend, isometric: bool = True) -> Array:
+    """Pack symmetric matrices, by default isometrically.
 
     Parameters
     ----------
     symmetric : array of shape (n, d, d)
     backend : Backend
+    isometric : bool
+        Whether off-diagonal entries are multiplied by sqrt(2).
 
     Returns
     -------
@@ -64,7 +66,8 @@ def svec(symmetric: Array, backend: Backend) -> Array:
     rows, columns = pair_indices(token_dim)
     flat = symmetric.reshape(n_samples, token_dim * token_dim)
     packed = backend.take(flat, backend.index(rows * token_dim + columns))
-    packed *= backend.asarray(pair_scale(token_dim))
+    if isometric:
+        packed *= backend.asarray(pair_scale(token_dim))
     return packed
 
 
@@ -86,7 +89,7 @@ def packed_products(vectors: Array, backend: Backend) -> Array:
     return products
 
 
-def full_state(tokens: Array, backend: Backend) -> Array:
+def full_state(tokens: Array, backend: Backend, isometric: bool = True) -> Array:
     """``svec(S)`` with ``S = sum_t z_t z_t^T`` of whole sequences.
 
     Parameters
@@ -94,15 +97,19 @@ def full_state(tokens: Array, backend: Backend) -> Array:
     tokens : array of shape (n, T, d)
         Zero tokens in front change nothing, so ragged sequences are padded there.
     backend : Backend
+    isometric : bool
+        Whether off-diagonal entries are multiplied by sqrt(2).
 
     Returns
     -------
     array of shape (n, d (d + 1) / 2)
     """
-    return svec(tokens.mT @ tokens, backend)
+    return svec(tokens.mT @ tokens, backend, isometric)
 
 
-def prefix_states(tokens: Array, backend: Backend, initial: Array | None = None) -> Array:
+def prefix_states(
+    tokens: Array, backend: Backend, initial: Array | None = None, isometric: bool = True
+) -> Array:
     """``svec(S_t)`` with ``S_t = sum_{s <= t} z_s z_s^T`` for every position ``t``.
 
     Parameters
@@ -111,13 +118,16 @@ def prefix_states(tokens: Array, backend: Backend, initial: Array | None = None)
     backend : Backend
     initial : array of shape (n, d (d + 1) / 2), optional
         Packed state before the first token (continues a sequence that was cut).
+    isometric : bool
+        Whether off-diagonal entries are multiplied by sqrt(2).
 
     Returns
     -------
     array of shape (n, T, d (d + 1) / 2)
     """
     states = packed_products(tokens, backend)
-    states *= backend.asarray(pair_scale(tokens.shape[-1]))
+    if isometric:
+        states *= backend.asarray(pair_scale(tokens.shape[-1]))
     if initial is not None:
         states[:, 0] += initial
     return backend.cumulative_sum(states, axis=1)

@@ -17,12 +17,14 @@ from sklearn_mhla._design import Design
 from sklearn_mhla._features import n_cubic_features
 from sklearn_mhla._heads import Heads
 from sklearn_mhla._parameters import sgd_options
+from sklearn_mhla._sums import Sums
 from sklearn_mhla._tokens import Rows, Sequences
 from sklearn_mhla.solvers import (
     LeastSquaresProblem,
+    MomentProblem,
     NuclearSolver,
+    PrimalSolver,
     ProblemSize,
-    Solver,
     Units,
     choose_solver,
     continue_sgd,
@@ -35,26 +37,76 @@ def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
     """Attributes of a convex fit: unrestricted, with few heads, or with the nuclear norm."""
     backend = backend_for(model.device, rows.sequences.device)
     size = size_of(rows)
-    restricted = model.n_heads is not None and model.n_heads < most_heads(size)
+    restricted = _is_restricted(model, size)
     solver, reason = choose_solver(
         model.method, size, backend.available_memory(), model.n_heads if restricted else None
     )
     if model.verbose:
         print(f"[{type(model).__name__}] method={solver.name!r}: {reason}")
     problem, units = problem_of(model, backend, rows, bool(model.verbose))
+    attributes = _solve(model, problem, units, solver)
+    if solver is PrimalSolver:  # partial_fit may go on from here
+        attributes["_moments"] = problem.moments
+    return attributes
+
+
+def add_to_moments(model: Any, rows: Rows, moments: Sums | None) -> Sums:
+    """Moments so far and of a batch; in place where there are some.
+
+    Raises
+    ------
+    ValueError
+        If an option that they depend on has changed.
+    MemoryError
+        If a fit from the moments could not fit into memory.
+    """
+    backend = backend_for(model.device, rows.sequences.device)
+    options = {"output": model.output, "causal": model.causal, "state": model.state}
+    if moments is None:
+        size = size_of(rows)
+        n_heads = model.n_heads if _is_restricted(model, size) else None
+        choose_solver("primal", size, backend.available_memory(), n_heads)
+        return Sums.from_rows(rows, backend, verbose=bool(model.verbose), **options)
+    for name, value in options.items():
+        if getattr(moments, name) != value:
+            raise ValueError(
+                f"{name}={value!r}, but the rows so far were summed with "
+                f"{name}={getattr(moments, name)!r}; fit starts anew."
+            )
+    return moments.add_rows(rows, backend, bool(model.verbose))
+
+
+def fit_moments(model: Any, moments: Sums) -> dict[str, Any]:
+    """Attributes of a convex fit that knows nothing but the moments."""
+    units = Units(moments.token_exponent, moments.target_exponent)
+    problem = MomentProblem(moments, model.fit_intercept)
+    return _solve(model, problem, units, PrimalSolver)
+
+
+def _solve(
+    model: Any,
+    problem: LeastSquaresProblem | MomentProblem,
+    units: Units,
+    solver: Any,
+) -> dict[str, Any]:
     if model.penalty == "nuclear":
         return _fit_nuclear(model, problem, units, solver.name)
-    n_heads = int(model.n_heads) if restricted else None
-    return fit_l2(model, solver(problem), units, n_heads, units.alpha(model.alpha))
+    n_heads = int(model.n_heads) if _is_restricted(model, problem.size) else None
+    return fit_l2(model, problem, units, solver, n_heads, units.alpha(model.alpha))
 
 
 def fit_l2(
-    model: Any, solver: Solver, units: Units, n_heads: int | None, alpha: float
+    model: Any,
+    problem: LeastSquaresProblem | MomentProblem,
+    units: Units,
+    solver: Any,
+    n_heads: int | None,
+    alpha: float,
 ) -> dict[str, Any]:
-    """Attributes of a fit with the l2 penalty ``alpha``, in the units of the problem."""
+    """Attributes of a fit with the l2 penalty ``alpha``, which is in the units of the problem."""
+    to_numpy = problem.backend.to_numpy
     if n_heads is None:
-        solution = solver.solve(alpha)
-        to_numpy = solver.problem.backend.to_numpy
+        solution = solver(problem).solve(alpha)
         return {
             "coef_": units.coef(to_numpy(solution.coef)),
             "intercept_": units.intercept(to_numpy(solution.intercept)),
@@ -64,9 +116,10 @@ def fit_l2(
             "rank_": solution.rank,
         }
     restricted = fit_few_heads(
-        solver,
+        problem,
         n_heads,
         alpha,
+        method=solver.name,
         max_iter=model.max_iter,
         tol=model.tol,
         random=check_random_state(model.random_state),
@@ -80,7 +133,7 @@ def fit_l2(
 
 
 def _fit_nuclear(
-    model: Any, problem: LeastSquaresProblem, units: Units, method: str
+    model: Any, problem: LeastSquaresProblem | MomentProblem, units: Units, method: str
 ) -> dict[str, Any]:
     solution = NuclearSolver(problem, method).solve(
         units.nuclear_alpha(model.alpha), max_iter=10 * model.max_iter, tol=model.tol
@@ -190,6 +243,11 @@ def design_of(
         rescale=rescale,
         verbose=verbose,
     )
+
+
+def _is_restricted(model: Any, size: ProblemSize) -> bool:
+    """Whether the number of heads leaves out a part of the model class."""
+    return model.n_heads is not None and model.n_heads < most_heads(size)
 
 
 def most_heads(size: ProblemSize) -> int:

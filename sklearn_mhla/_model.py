@@ -24,15 +24,26 @@ from sklearn_mhla._tokens import (
     store_columns,
 )
 
-# Attributes that not every solver leaves.
-_OF_ONE_SOLVER = (
+# What a convex fit finds; `partial_fit` leaves it to be found when it is first asked for.
+SOLVED = (
+    "coef_",
+    "intercept_",
+    "_heads",
+    "method_",
+    "n_iter_",
     "rank_",
     "loss_",
     "gradient_norm_",
     "dual_gap_",
+)
+# What the next fit forgets.
+_OF_ONE_FIT = (
+    *SOLVED,
     "loss_curve_",
     "validation_loss_curve_",
     "_optimizer",
+    "_moments",
+    "_unsolved",
 )
 
 
@@ -54,6 +65,7 @@ class LinearAttentionModel(MultiOutputMixin, RegressorMixin, BaseEstimator):
     intercept_: np.ndarray
     token_dim_: int
     _heads: Heads | None
+    _n_outputs: int
     _target_ndim: int
     _rows_are_flat: bool
 
@@ -148,18 +160,19 @@ class LinearAttentionModel(MultiOutputMixin, RegressorMixin, BaseEstimator):
         )
         targets, target_ndim = check_targets(y, sequences, self.output, type(self).__name__)
         weights = check_sample_weights(sample_weight, len(sequences))
-        if not refit and (targets.shape[1], target_ndim) != (len(self.coef_), self._target_ndim):
+        if not refit and (targets.shape[1], target_ndim) != (self._n_outputs, self._target_ndim):
             raise ValueError(
                 f"y has {targets.shape[1]} output(s) (a target of {target_ndim} dimension(s)), but "
-                f"this model was fitted on {len(self.coef_)} ({self._target_ndim} dimension(s))."
+                f"this model was fitted on {self._n_outputs} ({self._target_ndim} dimension(s))."
             )
         attributes = describe_columns(X, sequences) if refit else {}
         attributes.update(token_dim_=sequences.token_dim, _target_ndim=target_ndim)
+        attributes["_n_outputs"] = targets.shape[1]
         return rows_of_positive_weight(sequences, targets, weights, self.output), attributes
 
     def _store(self, attributes: dict[str, Any]) -> Self:
-        """Set fitted attributes, all at once, and forget those of another solver."""
-        for name in _OF_ONE_SOLVER:
+        """Set fitted attributes, all at once, and forget those of an earlier fit."""
+        for name in _OF_ONE_FIT:
             self.__dict__.pop(name, None)
         store_columns(self, attributes)
         return self

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from sklearn.utils.metaestimators import available_if
 
 from sklearn_mhla._backend import import_torch
-from sklearn_mhla._fitting import attributes_of, fit_convex, fit_sgd_model
-from sklearn_mhla._model import LinearAttentionModel
+from sklearn_mhla._fitting import (
+    add_to_moments,
+    attributes_of,
+    fit_convex,
+    fit_moments,
+    fit_sgd_model,
+)
+from sklearn_mhla._model import SOLVED, LinearAttentionModel
 from sklearn_mhla._parameters import check_parameters
 from sklearn_mhla.solvers import Units
 
 
 def _streams(estimator: Any) -> bool:
     """Whether `partial_fit` exists."""
-    if estimator.solver != "sgd":
+    if estimator.solver == "convex" and estimator.method not in ("auto", "primal"):
         raise AttributeError(
-            f"partial_fit needs solver='sgd'; this {type(estimator).__name__} has "
-            f"solver={estimator.solver!r}, which fits all data at once."
+            f"partial_fit adds up moments: it needs method='auto' or 'primal'; this "
+            f"{type(estimator).__name__} has method={estimator.method!r}, which fits all rows at "
+            "once."
         )
     return True
 
@@ -55,7 +63,8 @@ class MHLARegressor(LinearAttentionModel):
         "sgd" minimises the same loss by mini-batch Adam on the heads; it needs torch.
     method : {"auto", "primal", "dual"}, default="auto"
         Algorithm of the convex solver. "primal" accumulates the ``p x p`` moments over blocks
-        of rows (time linear in rows, memory independent of them); "dual" factors the
+        of rows (time linear in rows, memory independent of them) and keeps ``p ** 2 / 4`` numbers
+        for `partial_fit`, in the pickled model too; "dual" factors the
         ``rows x rows`` kernel and is for fewer rows than features. "auto" takes the smaller
         system that fits into memory; the choice is stored in ``method_``. With ``n_heads``,
         "primal" works on the moments alone and "dual" on the rows. Not used by SGD.
@@ -277,11 +286,20 @@ n_samples arrays of shape (n_tokens_i, d)
 
     @available_if(_streams)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> MHLARegressor:
-        """Train for one pass over a batch, from where the last call or `fit` stopped.
+        """Learn from one more batch.
 
-        Only for ``solver="sgd"``. The learning rate is constant; ``alpha`` weighs against the
-        batch as it weighs against all data in `fit`. A model that was not trained by gradients
-        before takes the units of tokens and targets from this batch.
+        With ``solver="convex"`` the model is that of `fit` to all batches at once, whatever their
+        order and size (``method="primal"``, without its refinement where the data are
+        ill-conditioned: relative errors up to 1e-16 times the condition number of the Gram matrix).
+        Only the moments are kept, so memory does not depend on the number of rows. The
+        coefficients are computed when they are first asked for, with the parameters of the last
+        call. After `fit` a model goes on from there if ``method_`` is "primal"; other methods leave
+        no moments.
+
+        With ``solver="sgd"`` a call trains for one pass over the batch, from where the last call or
+        `fit` stopped. The learning rate is constant; ``alpha`` weighs against the batch as it
+        weighs against all data in `fit`. A model that was not trained by gradients before takes
+        the units of tokens and targets from this batch.
 
         Parameters
         ----------
@@ -295,19 +313,40 @@ n_samples arrays of shape (n_tokens_i, d)
         Returns
         -------
         MHLARegressor
-            This estimator, one pass further.
+            This estimator, which now knows this batch too.
 
         Raises
         ------
         ValueError
-            If the batch does not fit the model so far.
+            If the batch does not fit the model so far, or if nothing is left of an earlier fit to
+            add it to.
+        MemoryError
+            If the moments cannot fit into memory.
         FloatingPointError
-            If the loss is not finite.
+            If the loss of SGD is not finite.
         """
         check_parameters(self)
-        refit = not hasattr(self, "coef_")
+        refit = "token_dim_" not in vars(self)
+        moments = vars(self).get("_moments")
+        if self.solver == "convex" and moments is None and not refit:
+            raise ValueError(
+                f"This {type(self).__name__} was fitted without moments, to which a batch could be "
+                "added. Fit with method='primal' to go on from fit, or give all batches to "
+                "partial_fit of an estimator that is not fitted yet (sklearn.base.clone makes one)."
+            )
         rows, attributes = self._validated(X, y, sample_weight, refit=refit)
-        return self._store(attributes | fit_sgd_model(self, rows, partial=True))
+        if self.solver == "sgd":
+            return self._store(attributes | fit_sgd_model(self, rows, partial=True))
+        attributes["_moments"] = add_to_moments(self, rows, moments)
+        return self._store(attributes | {"_unsolved": self.get_params(deep=False)})
+
+    def __getattr__(self, name: str) -> Any:
+        """Solve for what `partial_fit` has left unsolved."""
+        known = self.__dict__
+        if name in SOLVED and "_unsolved" in known:
+            known.update(fit_moments(SimpleNamespace(**known["_unsolved"]), known["_moments"]))
+            del known["_unsolved"]
+        return object.__getattribute__(self, name)
 
     @classmethod
     def from_torch(cls, module: Any) -> MHLARegressor:
@@ -347,4 +386,5 @@ n_samples arrays of shape (n_tokens_i, d)
         attributes.update(method_="torch", n_iter_=0, _rows_are_flat=False)
         attributes.update(dict.fromkeys(("token_dim_", "n_features_in_"), heads.value.shape[2]))
         attributes["_target_ndim"] = 0 if module.squeeze else 1
+        attributes["_n_outputs"] = heads.value.shape[1]
         return model._store(attributes)

@@ -91,6 +91,7 @@ def check_sequences(
     *,
     n_tokens: int | None = None,
     token_dim: int | None = None,
+    cubic: bool = True,
 ) -> Sequences:
     """Validate ``X`` in any accepted form.
 
@@ -103,6 +104,8 @@ def check_sequences(
     token_dim : int, optional
         Required ``d``, known from an earlier fit. Without it the data are to be fitted, and
         values too small for their features to be represented are refused too.
+    cubic : bool, default=True
+        Whether the cube of the largest value must be representable; not for transformers.
 
     Returns
     -------
@@ -141,7 +144,8 @@ def check_sequences(
             f"X has tokens of width {sequences.token_dim}, but this model was fitted on tokens of "
             f"width d={token_dim}.{hint}"
         )
-    _check_cube(sequences, to_be_fitted=token_dim is None)
+    if cubic:
+        _check_cube(sequences, to_be_fitted=token_dim is None)
     return sequences
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import reference
 
-from sklearn_mhla import _design, _moments
+from sklearn_mhla import _design, _gram
 from sklearn_mhla._backend import NumpyBackend, TorchBackend
 from sklearn_mhla._design import Design
 from sklearn_mhla._features import cubic_features, full_state, packed_products
-from sklearn_mhla._moments import Moments, accumulate_gram, query_products, unpack_gram
+from sklearn_mhla._gram import accumulate_gram, query_products, unpack_gram
+from sklearn_mhla._moments import Moments
 from sklearn_mhla._tokens import check_sequences
 
 BACKEND = NumpyBackend()
@@ -83,7 +84,7 @@ def test_moments_equal_sums_over_rows(name, n_outputs, weighted, options):
 def test_moments_over_many_blocks_and_many_groups(monkeypatch, options, group_rows):
     monkeypatch.setattr(_design, "_STATE_BUDGET", 0)
     monkeypatch.setattr(_design, "_MIN_ROWS", 7)
-    monkeypatch.setattr(_moments, "_GROUP_ROWS", group_rows)
+    monkeypatch.setattr(_gram, "_GROUP_ROWS", group_rows)
     lengths = np.random.default_rng(1).integers(1, 8, 40)
     check(reference.make_ragged(lengths, 3), options, 2, True)
 
@@ -97,7 +98,7 @@ def test_moments_in_torch(options):
 @pytest.mark.parametrize("token_dim", [1, 2, 3, 6])
 @pytest.mark.parametrize("group_rows", [1, 3, 1024])
 def test_packed_gram_unpacks_to_the_gram_matrix(monkeypatch, token_dim, group_rows):
-    monkeypatch.setattr(_moments, "_GROUP_ROWS", group_rows)
+    monkeypatch.setattr(_gram, "_GROUP_ROWS", group_rows)
     tokens = reference.make_sequences(0.2, 8, 4, token_dim)
     state, query = full_state(tokens, BACKEND), tokens[:, -1]
     pairs = state.shape[1]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver
+from sklearn_mhla.solvers._base import (
+    LeastSquaresProblem,
+    MomentProblem,
+    ProblemSize,
+    Solution,
+    Solver,
+)
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._few_heads import best_heads, few_heads_memory, fit_few_heads
 from sklearn_mhla.solvers._leave_one_out import leave_one_out
 from sklearn_mhla.solvers._nuclear import NuclearSolver
-from sklearn_mhla.solvers._path import DualPath, PrimalPath
+from sklearn_mhla.solvers._path import RidgePath
 from sklearn_mhla.solvers._primal import PrimalSolver
 from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit_sgd
 from sklearn_mhla.solvers._units import Units
@@ -16,13 +22,13 @@ SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSol
 
 __all__ = [
     "SOLVERS",
-    "DualPath",
     "DualSolver",
     "LeastSquaresProblem",
+    "MomentProblem",
     "NuclearSolver",
-    "PrimalPath",
     "PrimalSolver",
     "ProblemSize",
+    "RidgePath",
     "SGDOptions",
     "SGDSolution",
     "Solution",

@@ -10,10 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from sklearn_mhla._backend import Array, Backend
 from sklearn_mhla._design import Design
+from sklearn_mhla._sums import Sums
 from sklearn_mhla.solvers._factor import EPS
 
 # Refinement stops being worthwhile where a factorisation is already this accurate.
@@ -37,7 +39,93 @@ class ProblemSize:
     token_dim: int
 
 
-class LeastSquaresProblem:
+class Problem(ABC):
+    """What rows and moments both know of a regression, and the solvers ask for.
+
+    Attributes
+    ----------
+    backend : Backend
+    fit_intercept : bool
+    size : ProblemSize
+        Rows, features, outputs and token width.
+    moments : Sums
+        Of all rows.
+    target_mean : array of shape (m,)
+        Zero without an intercept.
+    target_squares : float
+        ``sum_i w_i ||y_i||^2``, of centred targets if an intercept is fitted.
+    """
+
+    backend: Backend
+    fit_intercept: bool
+    target_mean: Array
+
+    @property
+    @abstractmethod
+    def size(self) -> ProblemSize: ...
+
+    @property
+    @abstractmethod
+    def moments(self) -> Sums: ...
+
+    @property
+    @abstractmethod
+    def target_squares(self) -> float: ...
+
+    def intercept(self, coef: Array, mean: Array | None) -> Array:
+        """Best intercepts (..., m) for coefficients (..., m, p) and mean features (1, p)."""
+        if mean is None:
+            return self.target_mean
+        return self.target_mean - (coef @ mean.mT)[..., 0]
+
+    @property
+    def largest_rank(self) -> int:
+        """What the number of rows and of features leaves."""
+        rows = self.size.n_rows - (1 if self.fit_intercept else 0)
+        return min(rows, self.size.n_features)
+
+
+class MomentProblem(Problem):
+    """Regression of which only the moments are known.
+
+    Parameters
+    ----------
+    moments : Sums
+    fit_intercept : bool
+
+    Raises
+    ------
+    ValueError
+        If there are no rows or no targets.
+    """
+
+    def __init__(self, moments: Sums, fit_intercept: bool) -> None:
+        if moments.n_rows == 0 or moments.n_outputs == 0:
+            missing = "rows" if moments.n_rows == 0 else "targets"
+            raise ValueError(f"These moments hold no {missing}; there is nothing to fit.")
+        self._moments = moments
+        self.backend = moments.backend
+        self.fit_intercept = fit_intercept
+        self.target_mean = moments.target_mean() * (1.0 if fit_intercept else 0.0)
+
+    @property
+    def size(self) -> ProblemSize:
+        """Rows, features, outputs and token width."""
+        moments = self._moments
+        return ProblemSize(moments.n_rows, moments.n_features, moments.n_outputs, moments.token_dim)
+
+    @property
+    def moments(self) -> Sums:
+        """The moments it was made of."""
+        return self._moments
+
+    @property
+    def target_squares(self) -> float:
+        """``sum_i w_i ||y_i||^2``, of centred targets if an intercept is fitted."""
+        return float(self._moments.squares(self.fit_intercept).sum())
+
+
+class LeastSquaresProblem(Problem):
     r"""Weighted ridge regression on cubic features.
 
     .. math:: \min_{W, b} \sum_i w_i \| y_i - b - W \phi_i \|^2 + \alpha \| W \|_F^2
@@ -93,17 +181,16 @@ class LeastSquaresProblem:
         """``sum_i w_i ||y_i||^2``, of centred targets if an intercept is fitted."""
         return float((self.weighted(self.targets) * self.targets).sum())
 
-    def intercept(self, coef: Array, mean: Array | None) -> Array:
-        """Best intercept for given coefficients and mean features (1, p)."""
-        if mean is None:
-            return self.target_mean
-        return self.target_mean - (coef @ mean.mT)[:, 0]
-
-    @property
-    def largest_rank(self) -> int:
-        """What the number of rows and of features leaves."""
-        rows = self.design.n_rows - (1 if self.fit_intercept else 0)
-        return min(rows, self.design.n_features)
+    @cached_property
+    def moments(self) -> Sums:
+        """Moments of all rows, summed when first asked for."""
+        return Sums.from_design(
+            self.design,
+            self.targets,
+            self.weights,
+            target_exponent=self.target_exponent,
+            target_shift=self.target_mean,
+        )
 
     def mean(self, values: Array) -> Array:
         """Weighted mean over rows of ``(rows, m)``."""
@@ -154,7 +241,6 @@ class Solver(ABC):
     """A convex solver: factor in ``__init__``, answer in ``solve``."""
 
     name: ClassVar[str]
-    problem: LeastSquaresProblem
 
     @staticmethod
     @abstractmethod

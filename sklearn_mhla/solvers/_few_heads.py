@@ -16,13 +16,12 @@ import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_mhla._heads import Heads, coef_to_tensor, tensor_to_heads
-from sklearn_mhla.solvers._base import ProblemSize, Solver
+from sklearn_mhla.solvers._base import LeastSquaresProblem, MomentProblem, ProblemSize
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._head_equations import HeadLoss, MomentEquations, RowEquations
 from sklearn_mhla.solvers._low_rank import HeadFit, best_values, levenberg_marquardt
@@ -68,10 +67,11 @@ def few_heads_memory(method: str, size: ProblemSize, n_heads: int) -> int:
 
 
 def fit_few_heads(
-    solver: Solver,
+    problem: LeastSquaresProblem | MomentProblem,
     n_heads: int,
     alpha: float,
     *,
+    method: str,
     max_iter: int,
     tol: float,
     random: np.random.RandomState,
@@ -80,11 +80,12 @@ def fit_few_heads(
 
     Parameters
     ----------
-    solver : Solver
-        Of the unrestricted problem. That of the primal form lends its moments.
+    problem : LeastSquaresProblem or MomentProblem
+        The latter needs ``method="primal"``.
     n_heads : int
     alpha : float
         Penalty on the squared norm of the coefficients, as for unrestricted models.
+    method : {"primal", "dual"}
     max_iter : int
         Steps of each run.
     tol : float
@@ -101,20 +102,29 @@ def fit_few_heads(
     ConvergenceWarning
         If the best run did not converge; says by how much.
     """
-    problem = solver.problem
     to_numpy = problem.backend.to_numpy
-    coef = solver.solve(alpha).coef
     loss: HeadLoss
-    if isinstance(solver, PrimalSolver):
+    if method == "primal":
+        solver = PrimalSolver(problem)
+        coef = solver.solve(alpha).coef
         metric = to_numpy(solver.metric(alpha))
-        loss = MomentEquations(metric, to_numpy(coef), problem.design.token_dim)
+        loss = MomentEquations(metric, to_numpy(coef), problem.size.token_dim)
         unrestricted = solver.minimum(coef)
     else:
-        rows = RowEquations(problem, alpha)
-        loss, unrestricted = rows, 0.0
-    options: dict[str, Any] = {"max_iter": max_iter, "tol": tol, "random": random}
-    best = best_heads(loss, to_numpy(coef), problem.design.token_dim, n_heads, **options)
-    if isinstance(solver, PrimalSolver):
+        assert isinstance(problem, LeastSquaresProblem)
+        coef = DualSolver(problem).solve(alpha).coef
+        loss = rows = RowEquations(problem, alpha)
+        unrestricted = 0.0
+    best = best_heads(
+        loss,
+        to_numpy(coef),
+        problem.size.token_dim,
+        n_heads,
+        max_iter=max_iter,
+        tol=tol,
+        random=random,
+    )
+    if method == "primal":
         intercept = solver.intercept(problem.backend.asarray(best.heads.coefficients()))
     else:
         intercept = rows.residual(best.heads)[1]
@@ -154,10 +164,16 @@ def best_heads(
     Returns
     -------
     HeadFit
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the best run did not converge; says by how much.
     """
-    d = token_dim
-    tensor = coef_to_tensor(coef, d)
-    zero = Heads(np.zeros((n_heads, len(tensor), d)), np.zeros((n_heads, d, d)))
+    tensor = coef_to_tensor(coef, token_dim)
+    zero = Heads(
+        np.zeros((n_heads, len(tensor), token_dim)), np.zeros((n_heads, token_dim, token_dim))
+    )
     scale = loss.loss(zero)
     starts = _starts(loss, tensor, n_heads, random)
     if start is not None:

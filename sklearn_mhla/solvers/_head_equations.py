@@ -28,8 +28,8 @@ from numpy.linalg import norm
 from sklearn_mhla._backend import Array
 from sklearn_mhla._design import Block
 from sklearn_mhla._features import packed_products, pair_indices, pair_scale, smat
+from sklearn_mhla._gram import unpack_gram
 from sklearn_mhla._heads import Heads, coef_to_tensor, heads_to_coef
-from sklearn_mhla._moments import unpack_gram
 from sklearn_mhla.solvers._base import LeastSquaresProblem
 
 

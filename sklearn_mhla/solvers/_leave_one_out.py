@@ -27,7 +27,7 @@ from sklearn_mhla._design import Design
 from sklearn_mhla._features import cubic_features
 from sklearn_mhla.solvers._base import LeastSquaresProblem
 from sklearn_mhla.solvers._dual import DualSolver
-from sklearn_mhla.solvers._path import DualPath, PrimalPath
+from sklearn_mhla.solvers._path import RidgePath
 from sklearn_mhla.solvers._primal import PrimalSolver
 
 _ROWS = 1024
@@ -35,13 +35,17 @@ _ROWS = 1024
 Errors = tuple[np.ndarray, Array]
 
 
-def leave_one_out(solver: PrimalSolver | DualSolver, alphas: Array) -> Iterator[Errors]:
+def leave_one_out(
+    problem: LeastSquaresProblem, solver: PrimalSolver | DualSolver, alphas: Array
+) -> Iterator[Errors]:
     """Targets minus the predictions of fits without the sequence that they belong to.
 
     Parameters
     ----------
+    problem : LeastSquaresProblem
+        With at least two sequences.
     solver : PrimalSolver or DualSolver
-        Of a problem with at least two sequences.
+        Of that problem.
     alphas : array of shape (n_alphas,)
         Positive.
 
@@ -51,26 +55,25 @@ def leave_one_out(solver: PrimalSolver | DualSolver, alphas: Array) -> Iterator[
         Rows of the problem.
     errors : array of shape (k, n_alphas, m)
     """
-    by_row = solver.problem.design.n_rows == len(solver.problem.design.sequences)
+    design = problem.design
+    by_row = design.n_rows == len(design.sequences)
+    hat: _PrimalHat | _DualHat
     if isinstance(solver, PrimalSolver):
-        hat: _PrimalHat | _DualHat = _PrimalHat(solver, alphas)
+        hat = _PrimalHat(problem, solver, alphas)
     else:
-        hat = _DualHat(solver, alphas)
-    for chosen in _chunks(solver.problem.design):
-        rows = solver.problem.design.rows_of(chosen)
-        if by_row:
-            yield rows, hat.row_errors(chosen, rows)
-        else:
-            yield rows, hat.sequence_errors(chosen, rows)
+        hat = _DualHat(problem, solver, alphas)
+    for chosen in _chunks(design):
+        rows = design.rows_of(chosen)
+        yield rows, hat.row_errors(chosen, rows) if by_row else hat.sequence_errors(chosen, rows)
 
 
 class _PrimalHat:
-    def __init__(self, solver: PrimalSolver, alphas: Array) -> None:
-        self.problem, self.alphas = solver.problem, alphas
-        mean = solver.problem.targets[0] * 0.0 if solver.problem.fit_intercept else None
-        self.path = PrimalPath(solver.moments, mean, self.problem.design.n_rows)
-        self.inverse = self.path.spectrum.inverse(alphas)
-        projected = self.path.spectrum.basis.mT @ self.path.rhs
+    def __init__(self, problem: LeastSquaresProblem, solver: PrimalSolver, alphas: Array) -> None:
+        self.problem, self.alphas = problem, alphas
+        path = RidgePath(solver)
+        self.mean, self.basis = solver.mean, path.spectrum.basis
+        self.inverse = path.spectrum.inverse(alphas)
+        projected = self.basis.mT @ path.rhs
         solution = self.inverse[:, :, None] * projected[:, None, :]
         self.solution = solution.reshape(len(solution), -1)
 
@@ -110,15 +113,15 @@ class _PrimalHat:
         features = self.problem.backend.empty((design.n_rows, design.n_features))
         for block in design.blocks():
             block.scatter(cubic_features(block.state, block.query), features)
-        if self.path.mean is not None:
-            features -= self.path.mean
-        return features @ self.path.spectrum.basis
+        if self.mean is not None:
+            features -= self.mean
+        return features @ self.basis
 
 
 class _DualHat:
-    def __init__(self, solver: DualSolver, alphas: Array) -> None:
-        self.problem, self.alphas, self.root = solver.problem, alphas, solver.root
-        path = DualPath(solver)
+    def __init__(self, problem: LeastSquaresProblem, solver: DualSolver, alphas: Array) -> None:
+        self.problem, self.alphas, self.root = problem, alphas, solver.root
+        path = RidgePath(solver)
         self.basis, values = path.spectrum.basis, path.spectrum.eigenvalues
         # Here directions outside the range of K_c count: rounding errors in their eigenvalues
         # must not, even beside a tiny alpha.
@@ -182,7 +185,7 @@ def _at_least(rest: Array, share: Array, kernel: Array, alphas: Array) -> Array:
     ``sum c_k alpha / (lambda_k + alpha) >= alpha s^2 / (alpha s + K_c,ii)``.
     """
     bound = alphas * share**2 / (alphas * share + kernel)
-    return rest + (bound - rest) * (bound > rest)
+    return rest * (rest >= bound) + bound * (rest < bound)
 
 
 def _chunks(design: Design) -> Iterator[np.ndarray]:

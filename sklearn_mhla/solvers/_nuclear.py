@@ -24,7 +24,7 @@ from scipy.linalg import eigh, svd
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_mhla._heads import Heads, coef_to_tensor, tensor_to_coef, tensor_to_heads
-from sklearn_mhla.solvers._base import LeastSquaresProblem
+from sklearn_mhla.solvers._base import LeastSquaresProblem, MomentProblem
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._primal import PrimalSolver
 
@@ -80,12 +80,12 @@ class _Quadratic(ABC):
 class _MomentQuadratic(_Quadratic):
     """From the moments, with an eigendecomposition of the ``p x p`` Gram matrix."""
 
-    def __init__(self, problem: LeastSquaresProblem) -> None:
+    def __init__(self, problem: LeastSquaresProblem | MomentProblem) -> None:
         self._solver = PrimalSolver(problem)
         self._to_numpy, self._asarray = problem.backend.to_numpy, problem.backend.asarray
         self._gram = self._to_numpy(self._solver.metric(0.0))
         self._eigenvalues, self._vectors = eigh(self._gram, check_finite=False)
-        self.cross = self._to_numpy(self._solver.moments.cross)
+        self.cross = self._to_numpy(self._solver.cross)
         self.target_squares = problem.target_squares
         self.scale = float(self._eigenvalues.mean())
 
@@ -140,15 +140,20 @@ class NuclearSolver:
 
     Parameters
     ----------
-    problem : LeastSquaresProblem
+    problem : LeastSquaresProblem or MomentProblem
+        The latter needs ``method="primal"``.
     method : {"primal", "dual"}
         Whether to work on the moments or on the rows.
     """
 
-    def __init__(self, problem: LeastSquaresProblem, method: str) -> None:
-        quadratic = _MomentQuadratic if method == "primal" else _KernelQuadratic
-        self._quadratic: _MomentQuadratic | _KernelQuadratic = quadratic(problem)
-        self._d = problem.design.token_dim
+    def __init__(self, problem: LeastSquaresProblem | MomentProblem, method: str) -> None:
+        self._quadratic: _MomentQuadratic | _KernelQuadratic
+        if method == "primal":
+            self._quadratic = _MomentQuadratic(problem)
+        else:
+            assert isinstance(problem, LeastSquaresProblem)
+            self._quadratic = _KernelQuadratic(problem)
+        self._d = problem.size.token_dim
         self._low_rank = np.zeros((len(self._quadratic.cross), self._d, self._d, self._d))
         self._scaled_dual = self._low_rank.copy()
         self._rho = self._quadratic.scale

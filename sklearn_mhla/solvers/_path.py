@@ -2,8 +2,8 @@ r"""Ridge solutions for many penalties from one eigendecomposition.
 
 With ``A = Q diag(lambda) Q^T`` every :math:`(A + \alpha I)^{-1}` is
 ``Q diag(1 / (lambda + alpha)) Q^T``: after ``9 n^3`` operations, once, another penalty costs two
-products with ``Q``. ``A`` is the centred Gram matrix of the features (:class:`PrimalPath`) or the
-centred kernel of the rows (:class:`DualPath`).
+products with ``Q``. ``A`` is the centred Gram matrix of the features (primal) or the centred
+kernel of the rows (dual).
 
 Moments of a training set are sums of moments of parts of the data, so a path in the primal form
 is made from moments alone and looks at no row. They are added, never subtracted: taking a fold
@@ -17,11 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sklearn_mhla._backend import Array, Backend
-from sklearn_mhla._moments import Moments
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._factor import rank_tolerance
 from sklearn_mhla.solvers._head_equations import HeadLoss, MomentEquations, RowEquations
-from sklearn_mhla.solvers._primal import full_system
+from sklearn_mhla.solvers._primal import PrimalSolver
 
 
 @dataclass(frozen=True)
@@ -78,76 +77,40 @@ class Spectrum:
         return flat.reshape(size, n_alphas, n_outputs)
 
 
-class PrimalPath:
-    """Solutions from moments.
+class RidgePath:
+    """Solutions of one problem for many penalties.
 
     Parameters
     ----------
-    moments : Moments
-    target_mean : array of shape (m,) or None
-        Weighted mean of the targets that the moments were computed from, where an intercept is
-        fitted.
-    n_rows : int
-        Rows behind the moments.
+    solver : PrimalSolver or DualSolver
+        Of the problem, which in the primal form may consist of moments alone.
     """
 
-    def __init__(self, moments: Moments, target_mean: Array | None, n_rows: int) -> None:
-        self.moments = moments
-        self.target_mean = target_mean
-        self.mean = None if target_mean is None else moments.mean()
-        self.rhs = moments.cross.mT
-        offset = 0.0
-        if self.mean is not None and target_mean is not None:
-            self.rhs = self.rhs - moments.feature_sum[:, None] * target_mean
-            offset = moments.weight * float((self.mean**2).sum())
-        matrix = moments.gram_matrix(self.mean)
-        self.spectrum = Spectrum.of(matrix, min(n_rows, len(matrix)), offset, moments.backend)
+    def __init__(self, solver: PrimalSolver | DualSolver) -> None:
+        self.solver = solver
+        size = solver.problem.size
+        if isinstance(solver, PrimalSolver):
+            self.rhs = solver.cross.mT
+            matrix = solver.moments.gram_matrix(solver.mean)
+        else:
+            self.rhs = solver.root * solver.problem.targets
+            matrix = solver.kernel()
+        smaller = min(size.n_rows, size.n_features)
+        self.spectrum = Spectrum.of(matrix, smaller, solver.offset, solver.problem.backend)
 
     def coefficients(self, alphas: Array) -> Array:
         """Solutions of shape (n_alphas, m, p)."""
-        return self.spectrum.solutions(self.rhs, alphas).swapaxes(0, 1).mT
-
-    def intercept(self, coef: Array) -> Array:
-        """Best intercepts (..., m) for coefficients (..., m, p), relative to the targets."""
-        if self.mean is None or self.target_mean is None:
-            return 0.0 * coef[..., 0]
-        return self.target_mean - (coef @ self.mean.mT)[..., 0]
+        solutions = self.spectrum.solutions(self.rhs, alphas)
+        if isinstance(self.solver, PrimalSolver):
+            return solutions.swapaxes(0, 1).mT
+        n_rows, n_alphas, n_outputs = solutions.shape
+        coef = self.solver.coefficients(solutions.reshape(n_rows, n_alphas * n_outputs))
+        return coef.reshape(n_alphas, n_outputs, coef.shape[1])
 
     def head_loss(self, coef: Array, alpha: float) -> HeadLoss:
         """The loss of models with few heads, given the solution for ``alpha``."""
-        to_numpy = self.moments.backend.to_numpy
-        metric = full_system(self.moments, self.mean, alpha)
-        return MomentEquations(to_numpy(metric), to_numpy(coef), self.moments.token_dim)
-
-
-class DualPath:
-    """Solutions from the kernel of the rows.
-
-    Parameters
-    ----------
-    solver : DualSolver
-    """
-
-    def __init__(self, solver: DualSolver) -> None:
-        self.solver = solver
-        self.problem = solver.problem
-        self.rhs = solver.root * self.problem.targets
-        size = min(self.problem.size.n_rows, self.problem.size.n_features)
-        self.spectrum = Spectrum.of(solver.kernel(), size, solver.offset, self.problem.backend)
-
-    def coefficients(self, alphas: Array) -> Array:
-        """Solutions of shape (n_alphas, m, p)."""
-        dual = self.spectrum.solutions(self.rhs, alphas)
-        n_rows, n_alphas, n_outputs = dual.shape
-        coef = self.solver.coefficients(dual.reshape(n_rows, n_alphas * n_outputs))
-        return coef.reshape(n_alphas, n_outputs, coef.shape[1])
-
-    def intercept(self, coef: Array) -> Array:
-        """Best intercepts (..., m) for coefficients (..., m, p)."""
-        if self.solver.mean is None:
-            return self.problem.target_mean + 0.0 * coef[..., 0]
-        return self.problem.target_mean - (coef @ self.solver.mean.mT)[..., 0]
-
-    def head_loss(self, coef: Array, alpha: float) -> HeadLoss:
-        """The loss of models with few heads; ``coef`` is not needed."""
-        return RowEquations(self.problem, alpha)
+        if isinstance(self.solver, DualSolver):
+            return RowEquations(self.solver.problem, alpha)
+        to_numpy = self.solver.problem.backend.to_numpy
+        metric = to_numpy(self.solver.metric(alpha))
+        return MomentEquations(metric, to_numpy(coef), self.solver.problem.size.token_dim)

@@ -1,15 +1,21 @@
 """Normal equations: accumulate moments block by block, factor the ``p x p`` Gram matrix once.
 
 With ``rows`` rows the moments take ``rows p^2 / 2`` multiply-adds (half a symmetric rank-k
-update, see :mod:`sklearn_mhla._moments`), the factorisation ``p^3 / 3``, memory ``5 p^2 / 4``
+update, see :mod:`sklearn_mhla._gram`), the factorisation ``p^3 / 3``, memory ``5 p^2 / 4``
 numbers whatever the number of rows.
 """
 
 from __future__ import annotations
 
 from sklearn_mhla._backend import Array
-from sklearn_mhla._moments import Moments
-from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver, refine
+from sklearn_mhla.solvers._base import (
+    LeastSquaresProblem,
+    MomentProblem,
+    ProblemSize,
+    Solution,
+    Solver,
+    refine,
+)
 from sklearn_mhla.solvers._factor import factorize
 
 
@@ -24,13 +30,13 @@ class PrimalSolver(Solver):
         p = size.n_features
         return 8 * (p * p + p * p // 4 + 2 * p * size.n_outputs)
 
-    def __init__(self, problem: LeastSquaresProblem, moments: Moments | None = None) -> None:
+    def __init__(self, problem: LeastSquaresProblem | MomentProblem) -> None:
         self.problem = problem
-        if moments is None:
-            moments = Moments.from_design(problem.design, problem.targets, problem.weights)
-        self.moments = moments
-        self.mean = moments.mean() if problem.fit_intercept else None
-        self.offset = 0.0 if self.mean is None else moments.weight * float((self.mean**2).sum())
+        self.moments = problem.moments
+        self.mean = self.moments.mean() if problem.fit_intercept else None
+        self.cross = self.moments.cross_matrix(self.mean)
+        weight = self.moments.weight
+        self.offset = 0.0 if self.mean is None else weight * float((self.mean**2).sum())
 
     @property
     def trace(self) -> float:
@@ -48,37 +54,33 @@ class PrimalSolver(Solver):
             problem.backend,
             moments.diagonal(),
         )
+        # Targets are centred already: Phi^T W y_c = Phi_c^T W y_c.
+        coef = factor.solve(self.cross.mT).mT
+        rank = min(factor.rank, problem.largest_rank)
+        if isinstance(problem, MomentProblem):  # no rows to refine with
+            intercept = problem.intercept(coef, mean)
+            return Solution(coef, intercept, rank, factor.condition, 0)
 
         def correct(residual: Array, coef: Array) -> Array:
             # Residuals have weighted mean zero, so the features need no centring here.
             gradient = problem.design.rmatvec(problem.weighted(residual)) - alpha * coef
             return factor.solve(gradient.mT).mT
 
-        # Targets are centred already: Phi^T W y_c = Phi_c^T W y_c.
-        coef = factor.solve(moments.cross.mT).mT
         coef, intercept, n_iter = refine(problem, coef, mean, factor.condition, correct)
-        rank = min(factor.rank, problem.largest_rank)
         return Solution(coef, intercept, rank, factor.condition, n_iter)
 
     def metric(self, alpha: float) -> Array:
         """``Phi_c^T W Phi_c + alpha I``, both triangles."""
-        return full_system(self.moments, self.mean, alpha)
+        matrix = self.problem.backend.tril(self.moments.gram_matrix(self.mean))
+        diagonal = matrix.diagonal() + alpha
+        full = matrix + matrix.mT
+        full.reshape(-1)[:: len(full) + 1] = diagonal
+        return full
 
     def minimum(self, coef: Array) -> float:
         """Half the penalised residual sum of squares at the minimiser ``coef``."""
-        return 0.5 * max(
-            0.0, self.problem.target_squares - float((coef * self.moments.cross).sum())
-        )
+        return 0.5 * max(0.0, self.problem.target_squares - float((coef * self.cross).sum()))
 
     def intercept(self, coef: Array) -> Array:
         """Best intercept for given coefficients."""
         return self.problem.intercept(coef, self.mean)
-
-
-def full_system(moments: Moments, mean: Array | None, alpha: float) -> Array:
-    """Gram matrix of features minus ``mean``, plus ``alpha I``: both triangles."""
-    matrix = moments.backend.tril(moments.gram_matrix(mean))
-    diagonal = matrix.diagonal() + alpha
-    full = matrix + matrix.mT
-    full.reshape(-1)[:: len(full) + 1] = diagonal
-    return full

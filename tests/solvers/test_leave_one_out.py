@@ -32,7 +32,8 @@ def closed_form(solver, X, y, weights, alphas, fit_intercept, options=None, back
         fit_intercept,
     )
     errors = np.full((len(y), len(alphas), y.shape[1]), np.nan)
-    for rows, of_rows in leave_one_out(solver(problem), backend.asarray(np.array(alphas) * scale)):
+    penalties = backend.asarray(np.array(alphas) * scale)
+    for rows, of_rows in leave_one_out(problem, solver(problem), penalties):
         errors[rows] = backend.to_numpy(of_rows)
     return errors
 
