@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, indexable
 
 from sklearn_mhla._backend import Array, backend_for
 from sklearn_mhla._fitting import fit_l2, most_heads, problem_of, size_of
@@ -58,6 +58,7 @@ def splits_of(splitter: Any, X: Any, y: Any, groups: Any, sample_weight: Any) ->
     ValueError
         If a split has nothing to train on or nothing to test on.
     """
+    X, y, groups = indexable(X, y, groups)
     n_samples = len(X)
     kept = np.ones(n_samples, dtype=bool)
     if sample_weight is not None:
@@ -125,7 +126,7 @@ def fit_cross_validated(
         "alpha_": shown[at_alpha],
         "alphas_": shown,
         "best_score_": scoring.in_units(np.take_along_axis(means, best[None], 0)[0]),
-        "cv_results_": _results(scoring.in_units(scores), means, wanted, shown, splits is None),
+        "cv_results_": _results(scores, means, scoring, wanted, shown, splits is None),
     }
     if model.verbose:
         print(f"[{type(model).__name__}] alpha={found['alpha_']}, score={found['best_score_']}")
@@ -362,6 +363,7 @@ def _choose(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _results(
     scores: np.ndarray,
     means: np.ndarray,
+    scoring: Scoring,
     counts: list[int | None],
     alphas: np.ndarray,
     left_one_out: bool,
@@ -375,9 +377,9 @@ def _results(
     }
     if not left_one_out:
         for k in range(scores.shape[1]):
-            results[f"split{k}_test_score"] = scores[:, k]
-    results["mean_test_score"] = scores.mean(1)
+            results[f"split{k}_test_score"] = scoring.in_units(scores[:, k])
+    results["mean_test_score"] = scoring.in_units(scores.mean(1))
     if not left_one_out:
-        results["std_test_score"] = scores.std(1)
+        results["std_test_score"] = scoring.in_units(scores.std(1))
     results["rank_test_score"] = 1 + (means[:, None] < means).sum(1).astype(np.int32)
     return results

@@ -96,9 +96,10 @@ class Scoring:
         return scores if self.per_target else scores.mean(1)
 
     def in_units(self, scores: np.ndarray) -> np.ndarray:
-        """Scores in the user's units."""
+        """Scores in the user's units; infinite where float64 cannot hold the squares."""
         exponent = 2 * self.problem.target_exponent if self.scorer is None else 0
-        scaled: np.ndarray = np.ldexp(scores, exponent)
+        with np.errstate(over="ignore"):
+            scaled: np.ndarray = np.ldexp(scores, exponent)
         return scaled
 
 
