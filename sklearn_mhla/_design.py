@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from tqdm import tqdm
@@ -117,7 +118,11 @@ class Design:
         self.n_features = n_cubic_features(self.token_dim)
         # Padding is cheap only among sequences of similar length: visit ragged ones by length.
         self._order = np.argsort(lengths, kind="stable") if sequences.is_ragged else None
-        self._first_row = np.concatenate([[0], np.cumsum(lengths)])
+
+    @cached_property
+    def _first_row(self) -> np.ndarray:
+        """Rows before each sequence, for ``output="sequence"``."""
+        return np.concatenate([[0], np.cumsum(self.sequences.lengths)])
 
     @property
     def queries_per_state(self) -> int:

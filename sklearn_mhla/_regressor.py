@@ -258,7 +258,9 @@ class MHLARegressor(LinearAttentionModel):
         ----------
         X : array-like of shape (n_samples, n_tokens * d), (n_samples, n_tokens, d), or list of \
 n_samples arrays of shape (n_tokens_i, d)
-            Sequences of tokens. All three forms give the same result.
+            Sequences of tokens. All three forms give the same result. A memory map, or an array in
+            a file (h5py, zarr), is read in blocks, once to check and once to fit it (more often
+            where an ill-conditioned solution is refined), and is never in memory as a whole.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
             Targets. For ``output="sequence"``: (n_samples, n_tokens), (n_samples, n_tokens,
             n_outputs), or a list of (n_tokens_i,) or (n_tokens_i, n_outputs) arrays.
@@ -324,6 +326,11 @@ n_samples arrays of shape (n_tokens_i, d)
             If the moments cannot fit into memory.
         FloatingPointError
             If the loss of SGD is not finite.
+
+        Warns
+        -----
+        LinAlgWarning
+            When coefficients are computed, if the moments determine them to fewer than four digits.
         """
         check_parameters(self)
         refit = "token_dim_" not in vars(self)

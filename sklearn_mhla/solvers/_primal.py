@@ -7,6 +7,10 @@ numbers whatever the number of rows.
 
 from __future__ import annotations
 
+import warnings
+
+from scipy.linalg import LinAlgWarning
+
 from sklearn_mhla._backend import Array
 from sklearn_mhla.solvers._base import (
     LeastSquaresProblem,
@@ -16,7 +20,9 @@ from sklearn_mhla.solvers._base import (
     Solver,
     refine,
 )
-from sklearn_mhla.solvers._factor import factorize
+from sklearn_mhla.solvers._factor import EPS, factorize
+
+_TOLERATED = 1e-4  # relative error of coefficients that is worth a warning
 
 
 class PrimalSolver(Solver):
@@ -58,6 +64,15 @@ class PrimalSolver(Solver):
         coef = factor.solve(self.cross.mT).mT
         rank = min(factor.rank, problem.largest_rank)
         if isinstance(problem, MomentProblem):  # no rows to refine with
+            if factor.condition * EPS > _TOLERATED:
+                warnings.warn(
+                    f"The Gram matrix has a condition number of {factor.condition:.1e}: "
+                    "coefficients from moments alone may have relative errors of "
+                    f"{factor.condition * EPS:.0e}. Scale the tokens, use alpha > 0, or fit "
+                    "all rows at once, which refines the solution.",
+                    LinAlgWarning,
+                    stacklevel=4,
+                )
             intercept = problem.intercept(coef, mean)
             return Solution(coef, intercept, rank, factor.condition, 0)
 
