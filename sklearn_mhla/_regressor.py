@@ -171,6 +171,7 @@ class MHLARegressor(LinearAttentionModel):
 
     See Also
     --------
+    MHLARegressorCV : The same with the penalty chosen by cross-validation.
     function_distance : Distance of two models as functions.
     sklearn_mhla.datasets.make_linear_attention : Data from a known model.
 

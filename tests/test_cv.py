@@ -508,6 +508,16 @@ def test_all_forms_of_input(cv):
     np.testing.assert_array_equal(model.feature_names_in_, names)
 
 
+@pytest.mark.parametrize("cv", [None, KFold(3, shuffle=True, random_state=0)])
+def test_memory_map(cv, tmp_path):
+    X, y, _ = dataset()
+    np.save(tmp_path / "X.npy", X)
+    stored = np.load(tmp_path / "X.npy", mmap_mode="r")
+    model = MHLARegressorCV(ALPHAS, cv=cv)
+    expected = model.fit(X, y).coef_
+    np.testing.assert_allclose(model.fit(stored, y).coef_, expected, rtol=1e-10)
+
+
 def test_one_dimensional_targets():
     X, y, _ = dataset(n_outputs=1)
     model = MHLARegressorCV(ALPHAS, alpha_per_target=True).fit(X, y[:, 0])
