@@ -431,6 +431,16 @@ def test_features_that_say_nothing(cv, method, fit_intercept):
             np.testing.assert_allclose(model.predict(X), 2.5)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_default_penalties_of_constant_features(method):
+    # Centring leaves rounding errors of either sign.
+    for value in np.linspace(0.1, 0.9, 17):
+        X = np.full((7, 2, 3), value)
+        model = MHLARegressorCV(method=method, fit_intercept=True).fit(X, np.arange(7.0))
+        squares = (reference.feature_matrix(X) ** 2).sum()
+        np.testing.assert_allclose(model.alphas_, squares / 6 * np.logspace(-8, 2, 21))
+
+
 def test_huge_and_tiny_targets():
     X, y, _ = dataset()
     expected = MHLARegressorCV().fit(X, y)

@@ -16,6 +16,7 @@ from sklearn_mhla.solvers import (
     PrimalSolver,
     leave_one_out,
 )
+from sklearn_mhla.solvers._leave_one_out import _at_least
 
 SOLVERS = [PrimalSolver, DualSolver]
 
@@ -163,13 +164,35 @@ def test_dominant_row(solver):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_leverage_never_exceeds_one(solver):
-    # A penalty far below rounding level: rows < p leave errors without digits in the primal form,
-    # but finite ones.
+def test_penalty_far_below_rounding(solver):
+    # rows > p: least squares, also where the kernel's null space has eigenvalues of 1e-16.
+    X, y, weights = data(40)
+    computed = closed_form(solver, X, y, weights, [1e-18], True)
+    assert relative_error(computed, refits(X, y, weights, [0.0], True)) < 1e-8
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_leverage_of_one_to_rounding_leaves_finite_errors(solver):
+    # rows < p: in the primal form they have no digits.
     X, y, weights = data(10)
     X[0] *= 1e3
     errors = closed_form(solver, X, y, weights, [1e-30], True)
     assert np.isfinite(errors).all()
+
+
+def test_lower_bound_of_one_minus_the_leverage():
+    random = np.random.default_rng(0)
+    for share in (1.0, 0.7):
+        parts = random.random(6)
+        parts *= share / parts.sum()
+        eigenvalues, alphas = 10.0 ** random.uniform(-3, 3, 6), np.array([1e-9, 1.0, 1e9])
+        rest = np.array([[(parts * alpha / (eigenvalues + alpha)).sum() for alpha in alphas]])
+        kernel = np.array([[parts @ eigenvalues]])
+        arguments = (np.array([[share]]), kernel, alphas)
+        np.testing.assert_array_equal(_at_least(rest, *arguments), rest)
+        lifted = _at_least(rest - 1.0, *arguments)
+        assert (lifted > 0.0).all()
+        assert (lifted <= rest).all()
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
