@@ -23,13 +23,16 @@ from sklearn_mhla.solvers import (
     LeastSquaresProblem,
     MomentProblem,
     NuclearSolver,
+    PivotedSolver,
     PrimalSolver,
     ProblemSize,
+    Solver,
     Units,
     choose_solver,
     continue_sgd,
     fit_few_heads,
     fit_sgd,
+    pivoted_if_low_rank,
 )
 
 
@@ -41,10 +44,15 @@ def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
     solver, reason = choose_solver(
         model.method, size, backend.available_memory(), model.n_heads if restricted else None
     )
+    problem, units = problem_of(model, backend, rows, bool(model.verbose))
+    low_rank = None
+    if model.method == "auto" and not restricted and model.penalty == "l2":
+        low_rank = pivoted_if_low_rank(problem)
+    if low_rank is not None:
+        solver, reason = PivotedSolver, f"rank={low_rank.rank} is low"
     if model.verbose:
         print(f"[{type(model).__name__}] method={solver.name!r}: {reason}")
-    problem, units = problem_of(model, backend, rows, bool(model.verbose))
-    attributes = _solve(model, problem, units, solver)
+    attributes = _solve(model, problem, units, solver, low_rank)
     if solver is PrimalSolver:  # partial_fit may go on from here
         attributes["_moments"] = problem.moments
     return attributes
@@ -88,11 +96,12 @@ def _solve(
     problem: LeastSquaresProblem | MomentProblem,
     units: Units,
     solver: Any,
+    factored: Solver | None = None,
 ) -> dict[str, Any]:
     if model.penalty == "nuclear":
         return _fit_nuclear(model, problem, units, solver.name)
     n_heads = int(model.n_heads) if _is_restricted(model, problem.size) else None
-    return fit_l2(model, problem, units, solver, n_heads, units.alpha(model.alpha))
+    return fit_l2(model, problem, units, solver, n_heads, units.alpha(model.alpha), factored)
 
 
 def fit_l2(
@@ -102,11 +111,15 @@ def fit_l2(
     solver: Any,
     n_heads: int | None,
     alpha: float,
+    factored: Solver | None = None,
 ) -> dict[str, Any]:
-    """Attributes of a fit with the l2 penalty ``alpha``, which is in the units of the problem."""
+    """Attributes of a fit with the l2 penalty ``alpha``, which is in the units of the problem.
+
+    ``factored`` is the solver of the problem where one has been made already.
+    """
     to_numpy = problem.backend.to_numpy
     if n_heads is None:
-        solution = solver(problem).solve(alpha)
+        solution = (factored or solver(problem)).solve(alpha)
         return {
             "coef_": units.coef(to_numpy(solution.coef)),
             "intercept_": units.intercept(to_numpy(solution.intercept)),

@@ -204,7 +204,7 @@ n_samples arrays of shape (n_tokens_i, d)
             If the two are not of the same kind.
         """
         self._check_alike(other)
-        return self._copy()._add(other, 1)
+        return self.copy()._add(other, 1)
 
     def subtract(self, other: Moments) -> Moments:
         """The moments without the rows of ``other``; the same as ``self - other``.
@@ -232,7 +232,7 @@ n_samples arrays of shape (n_tokens_i, d)
                 f"Moments of {other.n_rows} rows of weight {other.weight:g} cannot be subtracted "
                 f"from moments of {self.n_rows} rows of weight {self.weight:g}."
             )
-        rest = self._copy()._add(other, -1)
+        rest = self.copy()._add(other, -1)
         # Rounding may leave a little below zero, rows that were never added leave more.
         whole = gram_diagonal(self._in_units_of(rest).gram, self.token_dim)
         left = gram_diagonal(rest.gram, self.token_dim)
@@ -252,7 +252,7 @@ n_samples arrays of shape (n_tokens_i, d)
 
     def __radd__(self, other: Any) -> Moments:
         # The start of sum().
-        return self._copy() if isinstance(other, int) and other == 0 else NotImplemented
+        return self.copy() if isinstance(other, int) and other == 0 else NotImplemented
 
     def __sub__(self, other: Any) -> Moments:
         return self.subtract(other) if isinstance(other, Moments) else NotImplemented

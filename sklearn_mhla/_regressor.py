@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
 
 from sklearn_mhla._backend import import_torch
 from sklearn_mhla._fitting import (
@@ -17,6 +18,9 @@ from sklearn_mhla._fitting import (
 )
 from sklearn_mhla._model import SOLVED, LinearAttentionModel
 from sklearn_mhla._parameters import check_parameters
+from sklearn_mhla._sums import Sums
+from sklearn_mhla.identifiability import IdentifiabilityCertificate
+from sklearn_mhla.identifiability._certify import certify_moments
 from sklearn_mhla.solvers import Units
 
 
@@ -61,12 +65,14 @@ class MHLARegressor(LinearAttentionModel):
     solver : {"convex", "sgd"}, default="convex"
         "convex" finds the global optimum in closed form; with ``n_heads`` it starts from there.
         "sgd" minimises the same loss by mini-batch Adam on the heads; it needs torch.
-    method : {"auto", "primal", "dual"}, default="auto"
+    method : {"auto", "primal", "dual", "pivoted"}, default="auto"
         Algorithm of the convex solver. "primal" accumulates the ``p x p`` moments over blocks
         of rows (time linear in rows, memory independent of them) and keeps ``p ** 2 / 4`` numbers
         for `partial_fit`, in the pickled model too; "dual" factors the
-        ``rows x rows`` kernel and is for fewer rows than features. "auto" takes the smaller
-        system that fits into memory; the choice is stored in ``method_``. With ``n_heads``,
+        ``rows x rows`` kernel and is for fewer rows than features; "pivoted" looks for a basis
+        among the rows and is for features of low rank, as one-hot tokens have (``rows x rank``
+        numbers). "auto" takes the smaller system that fits into memory, and "pivoted" for a large
+        one whose rank turns out low; the choice is stored in ``method_``. With ``n_heads``,
         "primal" works on the moments alone and "dual" on the rows. Not used by SGD.
     alpha : float, default=0.0
         Strength of the penalty, not negative. For "l2" in units of squared features; 0 gives the
@@ -202,6 +208,7 @@ class MHLARegressor(LinearAttentionModel):
     """
 
     _optimizer: dict[str, Any] | None
+    _moments: Sums
 
     def __init__(
         self,
@@ -396,3 +403,33 @@ n_samples arrays of shape (n_tokens_i, d)
         attributes["_target_ndim"] = 0 if module.squeeze else 1
         attributes["_n_outputs"] = heads.value.shape[1]
         return model._store(attributes)
+
+    def certificate(self) -> IdentifiabilityCertificate:
+        """What the training inputs determine about a model of this kind.
+
+        Reuses the moments that `fit` with ``method_`` "primal" and `partial_fit` keep.
+
+        Returns
+        -------
+        IdentifiabilityCertificate
+            As :func:`certify_identifiable` makes it of the training inputs, without the Jacobian
+            test of few heads. It does not consider the intercept.
+
+        Raises
+        ------
+        ValueError
+            If the fit kept no moments.
+        """
+        check_is_fitted(self)
+        if not hasattr(self, "_moments"):
+            raise ValueError(
+                f"No moments to certify: method_={self.method_!r} keeps none, only 'primal' does. "
+                "Call certify_identifiable on the training inputs."
+            )
+        return certify_moments(
+            self._moments.copy(),  # partial_fit adds in place
+            n_heads=self.n_heads,
+            n_outputs=self._moments.n_outputs,
+            n_tokens=self.n_tokens,
+            device=self.device,
+        )

@@ -14,7 +14,7 @@ from sklearn_mhla._design import Design
 from sklearn_mhla._sums import Sums
 from sklearn_mhla._tokens import check_sequences
 
-METHODS = st.sampled_from(["primal", "dual"])
+METHODS = st.sampled_from(["primal", "dual", "pivoted"])
 STATES = st.sampled_from(["sum", "mean"])
 ALPHAS = st.sampled_from([0.0, 1e-3, 1.0, 1e3])
 OPTIONS = st.fixed_dictionaries(

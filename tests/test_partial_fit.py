@@ -167,6 +167,7 @@ def test_coefficients_are_solved_once_when_asked_for(count_solves):
     assert model.coef_ is model.coef_
     model.predict(X)
     assert (model.n_iter_, model.rank_) == (0, 18)
+    assert not hasattr(model, "dual_gap_")
     assert len(count_solves) == 1
     assert_same_model(loaded, model, 0.0 + 1e-15)
     assert len(count_solves) == 2

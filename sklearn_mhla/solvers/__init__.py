@@ -14,11 +14,14 @@ from sklearn_mhla.solvers._few_heads import best_heads, few_heads_memory, fit_fe
 from sklearn_mhla.solvers._leave_one_out import leave_one_out
 from sklearn_mhla.solvers._nuclear import NuclearSolver
 from sklearn_mhla.solvers._path import RidgePath
+from sklearn_mhla.solvers._pivoted import PivotedSolver, pivoted_if_low_rank
 from sklearn_mhla.solvers._primal import PrimalSolver
 from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit_sgd
 from sklearn_mhla.solvers._units import Units
 
-SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSolver, DualSolver)}
+SOLVERS: dict[str, type[Solver]] = {
+    solver.name: solver for solver in (PrimalSolver, DualSolver, PivotedSolver)
+}
 
 __all__ = [
     "SOLVERS",
@@ -26,6 +29,7 @@ __all__ = [
     "LeastSquaresProblem",
     "MomentProblem",
     "NuclearSolver",
+    "PivotedSolver",
     "PrimalSolver",
     "ProblemSize",
     "RidgePath",
@@ -40,6 +44,7 @@ __all__ = [
     "fit_few_heads",
     "fit_sgd",
     "leave_one_out",
+    "pivoted_if_low_rank",
 ]
 
 
@@ -74,6 +79,8 @@ def choose_solver(
         name: solver.memory(size) if n_heads is None else few_heads_memory(name, size, n_heads)
         for name, solver in SOLVERS.items()
     }
+    if method != PivotedSolver.name:
+        del needed[PivotedSolver.name]  # grows with the rank, which is not known yet
     sizes = f"rows={size.n_rows}, p={size.n_features}"
     preferred = "primal" if size.n_features <= size.n_rows else "dual"
     if method != "auto":

@@ -58,7 +58,7 @@ class PrimalSolver(Solver):
             min(problem.size.n_rows, problem.size.n_features),
             self.offset,
             problem.backend,
-            moments.diagonal(),
+            moments.bounds(),
         )
         # Targets are centred already: Phi^T W y_c = Phi_c^T W y_c.
         coef = factor.solve(self.cross.mT).mT
