@@ -1,4 +1,4 @@
-"""Pictures in the manner of scikit-learn's displays; they need matplotlib."""
+"""Certificates: spectrum and coverage."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 
 from sklearn_mhla._span import COVERED
 from sklearn_mhla.identifiability import IdentifiabilityCertificate, certify_identifiable
-
-__all__ = ["IdentifiabilityDisplay"]
+from sklearn_mhla.plotting._pyplot import import_pyplot
 
 _KINDS = ("spectrum", "coverage")
 # Residuals below are drawn there; a logarithm has no zero.
@@ -162,7 +161,7 @@ class IdentifiabilityDisplay:
         if kind == "coverage" and self.residual is None:
             raise ValueError("kind='coverage' needs inputs whose coverage is to be shown.")
         if ax is None:
-            ax = _new_axes()
+            ax = import_pyplot(type(self).__name__).subplots()[1]
         if kind == "spectrum":
             self._plot_spectrum(ax)
         else:
@@ -206,14 +205,3 @@ class IdentifiabilityDisplay:
             title=f"{covered.sum()} of {len(residual)} inputs covered",
         )
         ax.legend()
-
-
-def _new_axes() -> Any:
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError(
-            "IdentifiabilityDisplay needs matplotlib, which could not be imported. Install it with "
-            "`pip install matplotlib`."
-        ) from error
-    return plt.subplots()[1]
