@@ -1,5 +1,6 @@
 """Multi-head linear attention with the interface of scikit-learn."""
 
+from sklearn_mhla._cv import MHLARegressorCV
 from sklearn_mhla._heads import Heads, function_distance
 from sklearn_mhla._minimal_heads import minimal_heads
 from sklearn_mhla._moments import Moments
@@ -18,6 +19,7 @@ __all__ = [
     "IdentifiabilityCertificate",
     "IdentifiabilityCertifier",
     "MHLARegressor",
+    "MHLARegressorCV",
     "Moments",
     "certify_identifiable",
     "function_distance",

@@ -84,6 +84,12 @@ class Backend(Protocol):
         Its entries are known up to ``floor``: what is left of them then need not be factored.
         """
 
+    def eigh(self, matrix: Array) -> tuple[Array, Array]:
+        """Ascending eigenvalues and eigenvectors of a symmetric lower triangle."""
+
+    def solve(self, matrices: Array, rhs: Array) -> Array:
+        """Solutions ``(k, n, m)`` of ``k`` systems of order ``n``."""
+
     def inverse_root_power_of_two(self, values: Array) -> Array:
         """Powers of two near ``1 / sqrt(values)``; 1 where a value is not positive."""
 
@@ -169,6 +175,13 @@ class NumpyBackend:
         basis, upper = qr(columns, mode="economic", overwrite_a=True, check_finite=False)
         left, singular, _ = svd(upper, check_finite=False)
         return basis @ left, singular**2
+
+    def eigh(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        eigenvalues, eigenvectors = np.linalg.eigh(matrix, UPLO="L")
+        return eigenvalues, eigenvectors
+
+    def solve(self, matrices: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        return np.linalg.solve(matrices, rhs)
 
     def inverse_root_power_of_two(self, values: np.ndarray) -> np.ndarray:
         exponent = np.frexp(np.where(values > 0.0, values, 0.5))[1]
@@ -257,6 +270,13 @@ class TorchBackend:
         eigenvalues, eigenvectors = self.torch.linalg.eigh(matrix)
         kept = slice(int((eigenvalues <= 0.0).sum()), None)
         return eigenvectors[:, kept].flip(1), eigenvalues[kept].flip(0)
+
+    def eigh(self, matrix: Array) -> tuple[Array, Array]:
+        eigenvalues, eigenvectors = self.torch.linalg.eigh(matrix)
+        return eigenvalues, eigenvectors
+
+    def solve(self, matrices: Array, rhs: Array) -> Array:
+        return self.torch.linalg.solve(matrices, rhs)
 
     def inverse_root_power_of_two(self, values: Array) -> Array:
         exponent = self.torch.frexp(self.torch.where(values > 0.0, values, 0.5))[1]

@@ -43,6 +43,13 @@ class DualSolver(Solver):
         self.state, self.query = state, query
         self.weight = float((self.root**2).sum())
         self.mean = self._adjoint(self.root) / self.weight if problem.fit_intercept else None
+        self.offset = 0.0 if self.mean is None else self.weight * float((self.mean**2).sum())
+        self.diagonal = (state**2).sum(1) * (query**2).sum(1)
+
+    @property
+    def trace(self) -> float:
+        """Of the centred kernel: the sum of its eigenvalues."""
+        return float(self.diagonal.sum()) - self.offset
 
     def solve(self, alpha: float) -> Solution:
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
@@ -51,9 +58,9 @@ class DualSolver(Solver):
             self.kernel,
             alpha,
             min(problem.size.n_rows, problem.size.n_features),
-            0.0 if mean is None else self.weight * float((mean**2).sum()),
+            self.offset,
             problem.backend,
-            (self.state**2).sum(1) * (self.query**2).sum(1),
+            self.diagonal,
         )
         dual = factor.solve(self.root * problem.targets)
         coef = self.coefficients(dual)

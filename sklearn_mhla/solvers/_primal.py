@@ -41,6 +41,13 @@ class PrimalSolver(Solver):
         self.moments = problem.moments
         self.mean = self.moments.mean() if problem.fit_intercept else None
         self.cross = self.moments.cross_matrix(self.mean)
+        weight = self.moments.weight
+        self.offset = 0.0 if self.mean is None else weight * float((self.mean**2).sum())
+
+    @property
+    def trace(self) -> float:
+        """Of the system: the sum of its eigenvalues."""
+        return float(self.moments.diagonal().sum()) - self.offset
 
     def solve(self, alpha: float) -> Solution:
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
@@ -49,7 +56,7 @@ class PrimalSolver(Solver):
             lambda: moments.gram_matrix(mean),
             alpha,
             min(problem.size.n_rows, problem.size.n_features),
-            0.0 if mean is None else moments.weight * float((mean**2).sum()),
+            self.offset,
             problem.backend,
             moments.bounds(),
         )
