@@ -1,5 +1,6 @@
 """Multi-head linear attention with the interface of scikit-learn."""
 
+from sklearn_mhla._classifier import MHLAClassifier
 from sklearn_mhla._cv import MHLARegressorCV
 from sklearn_mhla._heads import Heads, function_distance
 from sklearn_mhla._minimal_heads import minimal_heads
@@ -11,6 +12,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Heads",
+    "MHLAClassifier",
     "MHLARegressor",
     "MHLARegressorCV",
     "Moments",
