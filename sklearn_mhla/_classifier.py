@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import assert_all_finite
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -34,6 +35,16 @@ _FITTED = (
     "n_features_in_",
     "feature_names_in_",
 )
+
+
+def _takes_batches(estimator: Any) -> bool:
+    """Whether `partial_fit` exists."""
+    if isinstance(estimator.class_weight, str):
+        raise AttributeError(
+            f"class_weight={estimator.class_weight!r} needs all labels at once, which partial_fit "
+            "does not have; pass a dict of weights, or sample_weight."
+        )
+    return _streams(estimator)
 
 
 class MHLAClassifier(ClassifierMixin, BaseEstimator):
@@ -104,8 +115,8 @@ class MHLAClassifier(ClassifierMixin, BaseEstimator):
         The fitted regressor on the coded targets.
     coef_ : ndarray of shape (n_classes, p) or (1, p)
         Its coefficients; a single row for two classes. The other fitted attributes of
-        :class:`MHLARegressor` (``intercept_``, ``value_``, ``key_query_``, ``n_heads_``, ``method_``,
-        ``n_iter_``, ``token_dim_`` and so on) are passed on as well.
+        :class:`MHLARegressor` (``intercept_``, ``value_``, ``key_query_``, ``n_heads_``,
+        ``method_``, ``token_dim_`` and so on) are passed on as well.
 
     See Also
     --------
@@ -206,17 +217,15 @@ n_samples arrays of shape (n_tokens_i, d)
         labels, counts = self._labels(y)
         classes = np.unique(labels)
         if len(classes) < 2:
-            raise ValueError(
-                f"y has a single class, {classes[0]!r}; a classifier needs at least 2 classes."
-            )
+            raise ValueError(f"y has 1 class, {classes[0]}; a classifier needs at least 2 classes.")
         warm = self.warm_start and "regressor_" in vars(self)
         regressor = (self.regressor_ if warm else MHLARegressor()).set_params(**self._shared())
-        weights = self._weights(labels, counts, classes, sample_weight)
+        weights = self._weights(labels, counts, sample_weight)
         self.regressor_ = regressor.fit(X, _coded(labels, counts, classes), weights)
         self.classes_ = classes
         return self
 
-    @available_if(_streams)  # type: ignore[untyped-decorator]
+    @available_if(_takes_batches)  # type: ignore[untyped-decorator]
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> MHLAClassifier:
@@ -258,20 +267,15 @@ n_samples arrays of shape (n_tokens_i, d)
                 f"classes must be those of the first call, {known.tolist()}; got "
                 f"{np.asarray(classes).tolist()}."
             )
-        if isinstance(self.class_weight, str):
-            raise ValueError(
-                f"class_weight={self.class_weight!r} needs all labels at once, which partial_fit "
-                "does not have; pass a dict of weights, or sample_weight."
-            )
         labels, counts = self._labels(y)
         unseen = np.setdiff1d(labels, known)
         if len(unseen):
             raise ValueError(
-                f"y has the label {unseen[0]!r}, which is not among classes={known.tolist()}."
+                f"y has the label {unseen[0]}, which is not among classes={known.tolist()}."
             )
         regressor = MHLARegressor() if first else self.regressor_
         regressor.set_params(**self._shared())
-        weights = self._weights(labels, counts, known, sample_weight)
+        weights = self._weights(labels, counts, sample_weight)
         self.regressor_ = regressor.partial_fit(X, _coded(labels, counts, known), weights)
         self.classes_ = known
         return self
@@ -332,11 +336,14 @@ n_samples arrays of shape (n_tokens_i, d)
         """
         labels, counts = self._labels(y)
         predicted = self.predict(X)
-        found = np.array([len(part) for part in predicted]) if self.output == "sequence" else None
-        if (found is None and len(predicted) != len(labels)) or not np.array_equal(found, counts):
+        if counts is None:
+            agree = len(predicted) == len(labels)
+        else:
+            agree = [len(part) for part in predicted] == counts.tolist()
+        if not agree:
             raise ValueError(
                 "Found input variables with inconsistent numbers of samples: y must hold one label "
-                f"per {'token' if self.output == 'sequence' else 'sequence'} of X."
+                f"per {'sequence' if counts is None else 'token'} of X."
             )
         weights = check_sample_weights(
             sample_weight, len(labels) if counts is None else len(counts)
@@ -367,7 +374,7 @@ n_samples arrays of shape (n_tokens_i, d)
             )
         if self.output != "sequence":
             labels = column_or_1d(to_numpy(y), warn=True)
-            check_classification_targets(labels)
+            _check_labels(labels)
             return labels, None
         parts = [np.asarray(to_numpy(part)) for part in y]
         for i, part in enumerate(parts):
@@ -377,14 +384,13 @@ n_samples arrays of shape (n_tokens_i, d)
                     "expected (n_tokens,)."
                 )
         labels = np.concatenate(parts)
-        check_classification_targets(labels)
+        _check_labels(labels)
         return labels, np.array([len(part) for part in parts])
 
     def _weights(
         self,
         labels: np.ndarray,
         counts: np.ndarray | None,
-        classes: np.ndarray,
         sample_weight: Any,
     ) -> np.ndarray | None:
         """Sample weights times class weights."""
@@ -398,20 +404,20 @@ n_samples arrays of shape (n_tokens_i, d)
                 "class_weight needs output='last': with one label per token a sequence has labels "
                 "of several classes."
             )
-        present = np.unique(labels)  # "balanced" knows no class without samples
+        total = np.ones(len(labels)) if weights is None else weights.copy()
+        counted = total > 0.0  # "balanced" knows no class without samples
+        present = np.unique(labels[counted])
         by_class = compute_class_weight(
-            self.class_weight, classes=present, y=labels, sample_weight=weights
+            self.class_weight, classes=present, y=labels[counted], sample_weight=total[counted]
         )
-        of_labels: np.ndarray = by_class[np.searchsorted(present, labels)]
-        return of_labels if weights is None else weights * of_labels
+        total[counted] *= by_class[np.searchsorted(present, labels[counted])]
+        return total
 
     def _decided(self, outputs: Any) -> np.ndarray:
         """Labels of outputs."""
         outputs = to_numpy(outputs)
-        if len(self.classes_) == 2:
-            code = (outputs > 0.0).astype(int)
-        else:
-            code = outputs.argmax(axis=-1)
+        two = len(self.classes_) == 2
+        code = (outputs > 0.0).astype(int) if two else outputs.argmax(axis=-1)
         labels: np.ndarray = self.classes_[code]
         return labels
 
@@ -426,6 +432,14 @@ n_samples arrays of shape (n_tokens_i, d)
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         return tags
+
+
+def _check_labels(labels: np.ndarray) -> None:
+    """Refuse what cannot be labels."""
+    if not len(labels):
+        raise ValueError("Found array with 0 sample(s): y is empty while at least 2 are required.")
+    assert_all_finite(labels, input_name="y")
+    check_classification_targets(labels)
 
 
 def _coded(labels: np.ndarray, counts: np.ndarray | None, classes: np.ndarray) -> Any:
