@@ -1,5 +1,6 @@
 """Multi-head linear attention with the interface of scikit-learn."""
 
+from sklearn_mhla._classifier import MHLAClassifier
 from sklearn_mhla._cv import MHLARegressorCV
 from sklearn_mhla._heads import Heads, function_distance
 from sklearn_mhla._minimal_heads import minimal_heads
@@ -18,6 +19,7 @@ __all__ = [
     "Heads",
     "IdentifiabilityCertificate",
     "IdentifiabilityCertifier",
+    "MHLAClassifier",
     "MHLARegressor",
     "MHLARegressorCV",
     "Moments",
