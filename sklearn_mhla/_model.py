@@ -173,12 +173,12 @@ class LinearAttentionModel(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     @property
     def value_(self) -> np.ndarray:
-        """Value matrices, shape (n_heads_, n_outputs, d)."""
+        """Value matrices, shape (`n_heads_`, n_outputs, d)."""
         return self._computed_heads("value_").value
 
     @property
     def key_query_(self) -> np.ndarray:
-        """Fused key-query matrices, shape (n_heads_, d, d)."""
+        """Fused key-query matrices, shape (`n_heads_`, d, d)."""
         return self._computed_heads("key_query_").key_query
 
     @property
