@@ -9,7 +9,7 @@ d=64 with 20 000 rows; conjugate gradients at d=64 with 200 000 rows, a fixed nu
 "Share" is the multiply-adds that cannot be avoided, divided by the time and by the rate of a
 float64 matrix product of the device, measured first. The CPU does the same work on a part of the
 rows and is scaled up; the part is printed. Coefficients of a smaller problem are compared as well.
-``--device cpu --scale 0.01`` goes through the same code where there is no GPU.
+``--device cpu --small`` goes through the same code where there is no GPU.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def agreement(device: str) -> None:
         print(f"{method}: coefficients agree with the CPU's to {gap:.1e}")
 
 
-def main(device: str, scale: float) -> None:
+def main(device: str, small: bool) -> None:
     """Print all lines."""
     name = torch.cuda.get_device_name() if device != "cpu" else "CPU"
     rate = matmul_rate(device)
@@ -104,34 +104,35 @@ def main(device: str, scale: float) -> None:
     def pairs(d: int) -> int:
         return d * (d + 1) // 2
 
+    rows, widths = ((1_000_000, 20_000, 200_000), (32, 64)) if not small else ((900,) * 3, (8, 12))
     warnings.simplefilter("ignore", ConvergenceWarning)  # the iterations are cut on purpose
     line(
-        "moments, d=32",
+        f"moments, d={widths[0]}",
         {"method": "primal", "alpha": 1.0},
-        (int(1e6 * scale), 32),
+        (rows[0], widths[0]),
         # Products of state pairs with query pairs, and the Cholesky factorisation.
         lambda n, d: n * pairs(pairs(d)) * pairs(d) + (pairs(d) * d) ** 3 / 3,
         device,
         rate,
-        int(4000 * max(scale, 0.1)),
+        4000,
     )
     line(
-        "dual, d=64",
+        f"dual, d={widths[1]}",
         {"method": "dual", "alpha": 1.0},
-        (int(20_000 * scale), 64),
+        (rows[1], widths[1]),
         lambda n, d: n * n * (pairs(d) + d) / 2 + n**3 / 3,
         device,
         rate,
-        int(4000 * max(scale, 0.1)),
+        4000,
     )
     line(
-        f"cg, d=64, {CG_ITERATIONS} iterations",
+        f"cg, d={widths[1]}, {CG_ITERATIONS} iterations",
         {"method": "cg", "alpha": 1.0, "max_iter": CG_ITERATIONS, "tol": 0.0},
-        (int(200_000 * scale), 64),
+        (rows[2], widths[1]),
         lambda n, d: 2.0 * CG_ITERATIONS * n * N_OUTPUTS * pairs(d) * d,
         device,
         rate,
-        int(2000 * max(scale, 0.1)),
+        2000,
     )
     print()
     agreement(device)
@@ -140,6 +141,6 @@ def main(device: str, scale: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the rows")
+    parser.add_argument("--small", action="store_true", help="sizes that only test the code")
     arguments = parser.parse_args()
-    main(arguments.device, arguments.scale)
+    main(arguments.device, arguments.small)
