@@ -81,6 +81,12 @@ class Backend(Protocol):
         Its entries are known up to ``floor``: what is left of them then need not be factored.
         """
 
+    def triangle(self, matrix: Array) -> Array:
+        """``R`` (k, n) of ``A = Q R`` for ``A`` (rows, n), ``k = min(rows, n)``."""
+
+    def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
+        """``U``, descending singular values and ``V^T`` of a matrix, thin."""
+
     def inverse_root_power_of_two(self, values: Array) -> Array:
         """Powers of two near ``1 / sqrt(values)``; 1 where a value is not positive."""
 
@@ -159,6 +165,14 @@ class NumpyBackend:
         basis, upper = qr(columns, mode="economic", overwrite_a=True, check_finite=False)
         left, singular, _ = svd(upper, check_finite=False)
         return basis @ left, singular**2
+
+    def triangle(self, matrix: np.ndarray) -> np.ndarray:
+        upper: np.ndarray = np.linalg.qr(matrix, mode="r")
+        return upper
+
+    def svd(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        left, singular, right = svd(matrix, full_matrices=False, check_finite=False)
+        return left, singular, right
 
     def inverse_root_power_of_two(self, values: np.ndarray) -> np.ndarray:
         exponent = np.frexp(np.where(values > 0.0, values, 0.5))[1]
@@ -243,6 +257,13 @@ class TorchBackend:
         eigenvalues, eigenvectors = self.torch.linalg.eigh(matrix)
         kept = slice(int((eigenvalues <= 0.0).sum()), None)
         return eigenvectors[:, kept].flip(1), eigenvalues[kept].flip(0)
+
+    def triangle(self, matrix: Array) -> Array:
+        return self.torch.linalg.qr(matrix, mode="r")[1]
+
+    def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
+        left, singular, right = self.torch.linalg.svd(matrix, full_matrices=False)
+        return left, singular, right
 
     def inverse_root_power_of_two(self, values: Array) -> Array:
         exponent = self.torch.frexp(self.torch.where(values > 0.0, values, 0.5))[1]

@@ -9,6 +9,7 @@ from sklearn_mhla.solvers._base import (
     Solution,
     Solver,
 )
+from sklearn_mhla.solvers._cg import CGSolver
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._few_heads import few_heads_memory, fit_few_heads
 from sklearn_mhla.solvers._nuclear import NuclearSolver
@@ -16,7 +17,9 @@ from sklearn_mhla.solvers._primal import PrimalSolver
 from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit_sgd
 from sklearn_mhla.solvers._units import Units
 
-SOLVERS: dict[str, type[Solver]] = {solver.name: solver for solver in (PrimalSolver, DualSolver)}
+SOLVERS: dict[str, type[Solver]] = {
+    solver.name: solver for solver in (PrimalSolver, DualSolver, CGSolver)
+}
 
 __all__ = [
     "SOLVERS",
