@@ -20,6 +20,7 @@ from sklearn_mhla._parameters import sgd_options
 from sklearn_mhla._sums import Sums
 from sklearn_mhla._tokens import Rows, Sequences
 from sklearn_mhla.solvers import (
+    CGSolver,
     LeastSquaresProblem,
     MomentProblem,
     NuclearSolver,
@@ -39,7 +40,11 @@ def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
     size = size_of(rows)
     restricted = _is_restricted(model, size)
     solver, reason = choose_solver(
-        model.method, size, backend.available_memory(), model.n_heads if restricted else None
+        model.method,
+        size,
+        backend.available_memory(),
+        model.n_heads if restricted else None,
+        penalty=model.penalty,
     )
     if model.verbose:
         print(f"[{type(model).__name__}] method={solver.name!r}: {reason}")
@@ -93,7 +98,10 @@ def _solve(
         return _fit_nuclear(model, problem, units, solver.name)
     if _is_restricted(model, problem.size):
         return _fit_few_heads(model, problem, units, solver.name)
-    solution = solver(problem).solve(units.alpha(model.alpha))
+    if solver is CGSolver and isinstance(problem, LeastSquaresProblem):
+        solution = _conjugate_gradients(model, problem, units).solve(units.alpha(model.alpha))
+    else:
+        solution = solver(problem).solve(units.alpha(model.alpha))
     to_numpy = problem.backend.to_numpy
     return {
         "coef_": units.coef(to_numpy(solution.coef)),
@@ -103,6 +111,26 @@ def _solve(
         "n_iter_": solution.n_iter,
         "rank_": solution.rank,
     }
+
+
+def _conjugate_gradients(model: Any, problem: LeastSquaresProblem, units: Units) -> CGSolver:
+    """The iterative solver with the parameters of the model and, if it is warm, its start."""
+    start = None
+    if model.warm_start and hasattr(model, "coef_"):
+        wanted = (problem.size.n_outputs, problem.size.n_features)
+        if model.coef_.shape != wanted:
+            raise ValueError(
+                f"The model so far has coef_ of shape {model.coef_.shape}, these data need "
+                f"{wanted} (outputs, features). Fit with warm_start=False to start anew."
+            )
+        start = problem.backend.asarray(units.rescaled_coef(model.coef_))
+    return CGSolver(
+        problem,
+        tol=1e-4 * model.tol,
+        max_iter=10 * model.max_iter,
+        start=start,
+        verbose=bool(model.verbose),
+    )
 
 
 def _fit_few_heads(

@@ -23,6 +23,7 @@ SOLVERS: dict[str, type[Solver]] = {
 
 __all__ = [
     "SOLVERS",
+    "CGSolver",
     "LeastSquaresProblem",
     "MomentProblem",
     "NuclearSolver",
@@ -41,7 +42,12 @@ __all__ = [
 
 
 def choose_solver(
-    method: str, size: ProblemSize, available: int, n_heads: int | None = None
+    method: str,
+    size: ProblemSize,
+    available: int,
+    n_heads: int | None = None,
+    *,
+    penalty: str = "l2",
 ) -> tuple[type[Solver], str]:
     """Pick a solver that fits into memory.
 
@@ -49,12 +55,14 @@ def choose_solver(
     ----------
     method : {"auto"} or a name in ``SOLVERS``
         "auto" prefers the smaller system, ``p x p`` (primal) against ``rows x rows`` (dual), and
-        takes the other where only that one fits.
+        takes the other where only that one fits, conjugate gradients (cg) where neither does.
     size : ProblemSize
     available : int
         Bytes that may be used.
     n_heads : int, optional
         Heads of a restricted model, whose normal equations need room as well.
+    penalty : {"l2", "nuclear"}, default="l2"
+        Conjugate gradients are for unrestricted models with the first.
 
     Returns
     -------
@@ -64,13 +72,22 @@ def choose_solver(
 
     Raises
     ------
+    ValueError
+        If ``method="cg"`` is asked for a model that it cannot fit.
     MemoryError
         If the wanted method cannot fit; says how much it needs and what to use instead.
     """
     needed = {
         name: solver.memory(size) if n_heads is None else few_heads_memory(name, size, n_heads)
         for name, solver in SOLVERS.items()
+        if name != "cg" or (n_heads is None and penalty == "l2")
     }
+    if method == "cg" and "cg" not in needed:
+        found = f"n_heads={n_heads}" if penalty == "l2" else f"penalty={penalty!r}"
+        raise ValueError(
+            "method='cg' fits models without a limit on heads and with penalty='l2'; got "
+            f"{found}. Use method='auto', 'primal' or 'dual'."
+        )
     sizes = f"rows={size.n_rows}, p={size.n_features}"
     preferred = "primal" if size.n_features <= size.n_rows else "dual"
     if method != "auto":
@@ -80,19 +97,24 @@ def choose_solver(
     if needed[preferred] <= available:
         relation = "<=" if preferred == "primal" else ">"
         return SOLVERS[preferred], f"p={size.n_features} {relation} rows={size.n_rows}"
-    fallback = min(needed, key=needed.__getitem__)
-    if needed[fallback] <= available:
-        return SOLVERS[fallback], (
+    fitting = _fitting(needed, available)
+    if fitting is not None:
+        return SOLVERS[fitting], (
             f"{preferred} would need {_gigabytes(needed[preferred])} ({sizes}), "
             f"{_gigabytes(available)} are available"
         )
     raise MemoryError(_refusal(preferred, needed, available, sizes))
 
 
+def _fitting(needed: dict[str, int], available: int) -> str | None:
+    """The smallest method that fits; conjugate gradients only where no direct one does."""
+    names = [name for name in needed if needed[name] <= available]
+    return min(names, key=lambda name: (name == "cg", needed[name]), default=None)
+
+
 def _refusal(method: str, needed: dict[str, int], available: int, sizes: str) -> str:
-    fitting = [name for name in needed if needed[name] <= available]
-    if fitting:
-        best = min(fitting, key=needed.__getitem__)
+    best = _fitting(needed, available)
+    if best is not None:
         advice = f"Use method={best!r}, which needs {_gigabytes(needed[best])}."
     else:
         others = ", ".join(

@@ -145,8 +145,8 @@ class CGSolver(Solver):
         zero model. 0 asks for what rounding allows.
     max_iter : int, default=2000
     start : array of shape (m, p), optional
-        Coefficients to start from. Not used where they would lead away from the solution of
-        minimum norm.
+        Coefficients to start from. Where the data do not determine all coefficients and
+        ``alpha = 0``, the solution is then near the start rather than of minimum norm.
     verbose : bool, default=False
         Show a progress bar over iterations.
     """
@@ -176,65 +176,62 @@ class CGSolver(Solver):
         self.backend = problem.backend
         self.tol = tol
         self.max_iter = max_iter
-        self.start = None if start is None else by_pair(start, problem.design.token_dim)
         self.verbose = verbose
         # Half of the memory is left to others.
         spare = self.backend.available_memory() // 2 - self.memory(problem.size)
         self.design: Design = problem.design.keep(spare)
         self.mean = self._mean_features() if problem.fit_intercept else None
         self.kronecker = self._second_moments()
+        self.start: Array | None = None
+        if start is not None:
+            self.start = self.kronecker.project(by_pair(start, problem.design.token_dim))
 
     def solve(self, alpha: float) -> Solution:
-        """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
+        """Minimise; ``alpha = 0`` gives the solution of minimum norm, if there is no start."""
         problem, kronecker = self.problem, self.kronecker.with_penalty(alpha)
-        singular = kronecker.rank > problem.largest_rank
-        coef, n_iter = None, 0
-        if not singular and alpha > 0.0:
-            coef, n_iter = self._iterate(problem.targets, alpha, kronecker, self.start)
-        elif not singular:
-            coef, n_iter, singular = self._solve_and_probe(kronecker)
-        if singular:
-            start = self.start if alpha > 0.0 else None
-            coef, more = self._iterate(problem.targets, alpha, kronecker.flat(), start)
-            n_iter += more
+        if kronecker.rank > problem.largest_rank:
+            coef, n_iter = self._iterate(problem.targets, alpha, kronecker.flat())
+        elif alpha > 0.0 or self.start is not None:
+            coef, n_iter = self._iterate(problem.targets, alpha, kronecker)
+        else:
+            coef, n_iter = self._minimum_norm(kronecker)
         coef = by_output(coef)
         intercept = problem.intercept(coef, None if self.mean is None else by_output(self.mean))
         rank = min(kronecker.rank, problem.largest_rank)
         return Solution(coef, intercept, rank, kronecker.condition, n_iter)
 
-    def _solve_and_probe(self, kronecker: KroneckerInverse) -> tuple[Array, int, bool]:
-        """Solution without penalty, and whether it may differ from that of minimum norm."""
+    def _minimum_norm(self, kronecker: KroneckerInverse) -> tuple[Array, int]:
+        """Solution without penalty, again and without preconditioner if data are singular."""
         known = kronecker.random(self.backend)
         targets = _beside(self.problem.targets, self._predictions(known), self.backend)
-        start = None
-        if self.start is not None:
-            start = _beside(kronecker.project(self.start), known * 0.0, self.backend)
-        coef, n_iter = self._iterate(targets, 0.0, kronecker, start, probe=True)
-        size = kronecker.squared_norm(known)
-        lost = kronecker.squared_norm(coef[:, -1:] - known) > _LOST**2 * size
-        return coef[:, :-1], n_iter, lost
+        coef, n_iter = self._iterate(targets, 0.0, kronecker, probe=True)
+        error = kronecker.squared_norm(coef[:, -1:] - known)
+        if error <= _LOST**2 * kronecker.squared_norm(known):
+            return coef[:, :-1], n_iter
+        coef, more = self._iterate(self.problem.targets, 0.0, kronecker.flat())
+        return coef, n_iter + more
 
     def _iterate(
         self,
         targets: Array,
         alpha: float,
         inverse: KroneckerInverse,
-        start: Array | None,
         probe: bool = False,
     ) -> tuple[Array, int]:
         """Conjugate gradients; gradients are computed anew until they are as small as asked."""
         backend, n_outputs = self.backend, targets.shape[1]
         coef = backend.zeros((n_pairs(self.design.token_dim), n_outputs, self.design.token_dim))
-        gradient = self._gradient(targets, coef, alpha)
+        gradient, squares = self._gradient(targets, coef, alpha)
         preconditioned = inverse.apply(gradient)
         initial = size = self._products(gradient, preconditioned)
         goal = self.tol**2 * initial
-        # Squared rounding error of a gradient, where M is as large as the Gram matrix.
-        squares = backend.to_numpy((self.problem.weighted(targets) * targets).sum(0))
-        rounding = (8.0 * EPS * inverse.amplification) ** 2 * squares
-        if start is not None:
-            coef = start + 0.0
-            gradient = self._gradient(targets, coef, alpha)
+        # Times the squared residual: that of the gradient's rounding, where M is as large as the
+        # Gram matrix.
+        rounding = (8.0 * EPS * inverse.amplification) ** 2
+        target_squares = backend.to_numpy((self.problem.weighted(targets) * targets).sum(0))
+        if self.start is not None:
+            coef = self.start + 0.0
+            gradient, squares = self._gradient(targets, coef, alpha)
             preconditioned = inverse.apply(gradient)
             size = self._products(gradient, preconditioned)
         n_iter, largest = 0, 1.0
@@ -242,13 +239,13 @@ class CGSolver(Solver):
         with tqdm(desc="conjugate gradients", unit="it", disable=not self.verbose) as bar:
             # Outputs whose gradient no longer falls when it is computed anew are exact to rounding.
             while (
-                open_ := (size > np.maximum(goal, rounding * largest)) & (size < 0.25 * before)
+                open_ := (size > np.maximum(goal, rounding * largest * squares)) & (size < 0.25 * before)
             ).any() and n_iter < self.max_iter:
                 before = size
                 goal_now = np.maximum(0.25 * goal, _RENEW**2 * size)
                 direction = preconditioned
                 while (
-                    active := open_ & (size > np.maximum(goal_now, rounding * largest))
+                    active := open_ & (size > np.maximum(goal_now, rounding * largest * squares))
                 ).any() and n_iter < self.max_iter:
                     product = self._product(direction) + alpha * direction
                     curvature = self._products(direction, product)
@@ -265,10 +262,12 @@ class CGSolver(Solver):
                     n_iter += 1
                     bar.update()
                     bar.set_postfix(gradient=f"{_relative(size, initial).max():.1e}")
-                gradient = self._gradient(targets, coef, alpha)
+                gradient, squares = self._gradient(targets, coef, alpha)
                 preconditioned = inverse.apply(gradient)
                 size = self._products(gradient, preconditioned)
-        missed = size > np.maximum(goal, 64.0 * rounding * largest)
+        # Predictions are rounded relative to targets, and so are residuals of an exact fit.
+        unavoidable = largest * (64.0 * rounding * squares + (64.0 * EPS) ** 2 * target_squares)
+        missed = size > np.maximum(goal, unavoidable)
         self._warn(np.where(missed, _relative(size, initial), 0.0)[: -1 if probe else None], n_iter)
         return coef, n_iter
 
@@ -294,15 +293,16 @@ class CGSolver(Solver):
             self._add_adjoint(total, block, image if shift is None else image - shift)
         return total.reshape(coef.shape)
 
-    def _gradient(self, targets: Array, coef: Array, alpha: float) -> Array:
-        """``Phi_c^T W (y_c - Phi_c coef^T) - alpha coef``, by pair, from the residuals."""
+    def _gradient(self, targets: Array, coef: Array, alpha: float) -> tuple[Array, np.ndarray]:
+        """``Phi_c^T W r - alpha coef`` by pair with ``r = y_c - Phi_c coef^T``, and ``r^T W r``."""
         residual = targets - self._predictions(coef)
         if self.mean is not None:
             residual -= self.problem.mean(residual)  # so that no feature need be centred
         total = self.backend.zeros((len(coef), coef.shape[1] * coef.shape[2]))
         for block in self.design.blocks():
             self._add_adjoint(total, block, block.gather(residual))
-        return total.reshape(coef.shape) - alpha * coef
+        squares = (self.problem.weighted(residual) * residual).sum(0)
+        return total.reshape(coef.shape) - alpha * coef, self.backend.to_numpy(squares)
 
     def _predictions(self, coef: Array) -> Array:
         """``Phi_c coef^T``, shape (rows, m)."""
