@@ -1,10 +1,24 @@
-"""Triangular factors of tall matrices whose rows arrive in blocks."""
+"""Orthogonal factorisations, for features so ill-conditioned that their squares hide directions.
+
+The eigenvalues of a Gram matrix or kernel are known to ``eps`` times the largest, so directions
+whose singular values are below ``sqrt(eps)`` times the largest look like zeros. A triangular factor
+of the features themselves, computed block by block, tells them from zeros down to ``eps``, at
+several times the cost of the Gram matrix. Data whose features are exactly dependent are the
+common case and lose nothing without it, so one random vector of the supposed null space is
+multiplied with the features first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_mhla._backend import Array, Backend
+from sklearn_mhla.solvers._factor import Factor, RangeFactor
 
 # Rows that are reduced at once, in units of the width. The triangle so far is factored anew with
 # them, so a buffer of 4 wastes a quarter of the operations.
@@ -42,3 +56,127 @@ def triangle_of_rows(parts: Iterable[Array], width: int, backend: Backend) -> Ar
             filled += len(taken)
             start += len(taken)
     return backend.triangle(buffer[:filled])
+
+
+def hides_directions(
+    factor: Factor,
+    alpha: float,
+    tolerance: float,
+    offset: float,
+    square: Callable[[Array], Array],
+    order: int,
+    backend: Backend,
+) -> bool:
+    """Whether the factor of a squared matrix left out directions that are in the data.
+
+    Parameters
+    ----------
+    factor : CholeskyFactor or RangeFactor
+        Of ``A^T A + alpha I``.
+    alpha : float
+    tolerance : float
+        Relative level below which a singular value of ``A`` counts as zero.
+    offset : float
+        As in :func:`factorize`.
+    square : callable
+        Maps ``v`` (n, 1) to ``A^T A v``, computed from ``A``.
+    order : int
+        ``n``.
+    backend : Backend
+
+    Returns
+    -------
+    bool
+        False if ``A`` is zero, to rounding, on what was left out. If it is not but the triangular
+        factor does not fit into memory, warns and returns False too.
+    """
+    if not isinstance(factor, RangeFactor) or factor.rank == order:
+        return False
+    basis, kept = factor.basis, factor.shifted[:, None] - alpha
+    vector = backend.asarray(np.random.RandomState(0).standard_normal((order, 1)))
+    vector = vector - basis @ (basis.mT @ vector)
+    for _ in range(2):  # the basis is accurate to eps over the squared condition number only
+        vector = vector - basis @ ((basis.mT @ square(vector)) / kept)
+    squares = float((vector**2).sum())
+    seen = float((vector * square(vector)).sum())
+    largest = (float(kept.max()) if factor.rank else 0.0) + offset
+    if seen <= tolerance**2 * largest * squares:
+        return False
+    needed = 8 * (2 * _BUFFER + 4) * order**2
+    if needed > backend.available_memory():
+        warnings.warn(
+            f"Features have directions with singular values of the order of "
+            f"{(seen / squares / largest) ** 0.5:.1e} times the largest, which the normal equations "
+            f"cannot resolve; they are left out. {needed / 1e9:.3g} GB of memory would be needed to "
+            "resolve them. Remove nearly dependent token coordinates or use alpha > 0.",
+            ConvergenceWarning,
+            stacklevel=6,
+        )
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class PseudoInverse:
+    """``A = U diag(s) V^T D^-1``, with small singular values left out.
+
+    Attributes
+    ----------
+    left : array of shape (k, r)
+        ``U``.
+    singular : array of shape (r,)
+    right : array of shape (n, r)
+        ``D V``. ``D`` is the identity unless ``A`` has full column rank; then it makes columns
+        of about unit norm, which changes nothing but the rounding.
+    alpha : float
+    """
+
+    left: Array
+    singular: Array
+    right: Array
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        """Number of singular values."""
+        return len(self.singular)
+
+    @property
+    def condition(self) -> float:
+        """Largest over smallest singular value."""
+        return float(self.singular[0] / self.singular[-1]) if self.rank else 1.0
+
+    def solve(self, rhs: Array) -> Array:
+        """``(A^T A + alpha I)^-1 A^T rhs`` on the range, for ``rhs`` (k, j)."""
+        filtered = self.singular / (self.singular**2 + self.alpha)
+        return self.right @ (filtered[:, None] * (self.left.mT @ rhs))
+
+    def solve_square(self, rhs: Array) -> Array:
+        """``(A^T A + alpha I)^-1 rhs`` on the range, for ``rhs`` (n, j)."""
+        return self.right @ ((self.right.mT @ rhs) / (self.singular**2 + self.alpha)[:, None])
+
+
+def pseudo_inverse(
+    matrix: Array, alpha: float, tolerance: float, offset: float, backend: Backend
+) -> PseudoInverse:
+    """Singular value decomposition of what is not rounding.
+
+    Parameters
+    ----------
+    matrix : array of shape (k, n)
+    alpha : float
+    tolerance : float
+        Relative level below which a singular value counts as zero.
+    offset : float
+        Squared norm of what centring subtracted; rounding is relative to it too.
+    backend : Backend
+    """
+    if alpha == 0.0 and offset == 0.0 and len(matrix) >= matrix.shape[1]:
+        scaling = backend.inverse_root_power_of_two((matrix**2).sum(0))
+        left, singular, right = backend.svd(matrix * scaling)
+        if singular[-1] > tolerance * singular[0]:
+            return PseudoInverse(left, singular, scaling[:, None] * right.mT, alpha)
+    left, singular, right = backend.svd(matrix)
+    largest = (float(singular[0]) ** 2 + offset) ** 0.5
+    kept = int((singular > tolerance * largest).sum())
+    return PseudoInverse(left[:, :kept], singular[:kept], right[:kept].mT, alpha)

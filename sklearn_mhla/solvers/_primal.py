@@ -16,7 +16,8 @@ from sklearn_mhla.solvers._base import (
     Solver,
     refine,
 )
-from sklearn_mhla.solvers._factor import factorize
+from sklearn_mhla.solvers._factor import factorize, rank_tolerance
+from sklearn_mhla.solvers._orthogonal import hides_directions, solve_by_rows
 
 
 class PrimalSolver(Solver):
@@ -39,11 +40,13 @@ class PrimalSolver(Solver):
     def solve(self, alpha: float) -> Solution:
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
         problem, moments, mean = self.problem, self.moments, self.mean
+        smaller = min(problem.size.n_rows, problem.size.n_features)
+        offset = 0.0 if mean is None else moments.weight * float((mean**2).sum())
         factor = factorize(
             lambda: moments.gram_matrix(mean),
             alpha,
-            min(problem.size.n_rows, problem.size.n_features),
-            0.0 if mean is None else moments.weight * float((mean**2).sum()),
+            smaller,
+            offset,
             problem.backend,
             moments.diagonal(),
         )
@@ -53,6 +56,16 @@ class PrimalSolver(Solver):
         if isinstance(problem, MomentProblem):  # no rows to refine with
             intercept = problem.intercept(coef, mean)
             return Solution(coef, intercept, rank, factor.condition, 0)
+
+        def square(vector: Array) -> Array:
+            image = problem.design.matvec(vector.mT)
+            if mean is not None:
+                image -= problem.mean(image)
+            return problem.design.rmatvec(problem.weighted(image)).mT
+
+        tolerance, p = rank_tolerance(smaller), problem.size.n_features
+        if hides_directions(factor, alpha, tolerance, offset, square, p, problem.backend):
+            return solve_by_rows(problem, alpha, mean, tolerance, offset)
 
         def correct(residual: Array, coef: Array) -> Array:
             # Residuals have weighted mean zero, so the features need no centring here.
