@@ -167,8 +167,7 @@ class NumpyBackend:
         return basis @ left, singular**2
 
     def triangle(self, matrix: np.ndarray) -> np.ndarray:
-        upper: np.ndarray = np.linalg.qr(matrix, mode="r")
-        return upper
+        return np.asarray(np.linalg.qr(matrix, mode="r"))
 
     def svd(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         left, singular, right = svd(matrix, full_matrices=False, check_finite=False)

@@ -193,10 +193,9 @@ def read_out(query: Array, dual: Array) -> Array:
     Its product with the transposed states is the adjoint, by pairs.
     """
     n_states, n_queries, n_outputs = dual.shape
-    if n_queries == 1:  # an outer product; batched BLAS calls would cost more
-        weighted = dual.reshape(n_states, n_outputs, 1) * query
-    else:
-        weighted = dual.mT @ query
+    # One query is an outer product, for which batched BLAS calls would cost more.
+    single = n_queries == 1
+    weighted = dual.reshape(n_states, n_outputs, 1) * query if single else dual.mT @ query
     return weighted.reshape(n_states, n_outputs * query.shape[-1])
 
 

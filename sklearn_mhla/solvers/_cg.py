@@ -17,9 +17,9 @@ outside the range of ``C_g (x) C_q`` are outside the row space of ``Phi`` and ar
 
 **Minimum norm.** With ``alpha = 0`` and features that are singular on that range, a
 preconditioner other than a multiple of the identity would lead to a solution of minimum
-``M``-norm. So the problem is solved with one more target, ``Phi v`` for a random ``v`` of the range:
-if ``v`` does not come back, part of the range is outside the row space, and iterations are taken
-without preconditioner from zero, where they stay in the row space.
+``M``-norm. So the problem is solved with one more target, ``Phi v`` for a random ``v`` of the
+range: if ``v`` does not come back, part of the range is outside the row space, and iterations are
+taken without preconditioner from zero, where they stay in the row space.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class KroneckerInverse:
         ):
             squares = basis**2
             product *= float(((squares @ values) * (squares @ (1.0 / values))).mean())
-        return max(1.0, product) ** 0.5
+        return float(max(1.0, product) ** 0.5)
 
     def with_penalty(self, alpha: float) -> KroneckerInverse:
         """With ``alpha`` added to every eigenvalue."""
@@ -118,9 +118,9 @@ class KroneckerInverse:
         normal = backend.asarray(np.random.RandomState(0).standard_normal(shape))
         return self._expand(normal / self.eigenvalues[:, None] ** 0.5)
 
-    def squared_norm(self, coef: Array) -> float:
-        """``<coef, M coef>``."""
-        return float((self._contract(coef) ** 2 * self.eigenvalues[:, None]).sum())
+    def squared_norms(self, coef: Array) -> Array:
+        """``<coef, M coef>`` of every output, shape (m,)."""
+        return (self._contract(coef) ** 2 * self.eigenvalues[:, None]).sum(2).sum(0)
 
     def _contract(self, coef: Array) -> Array:
         pairs, n_outputs, token_dim = coef.shape
@@ -205,8 +205,9 @@ class CGSolver(Solver):
         known = kronecker.random(self.backend)
         targets = _beside(self.problem.targets, self._predictions(known), self.backend)
         coef, n_iter = self._iterate(targets, 0.0, kronecker, probe=True)
-        error = kronecker.squared_norm(coef[:, -1:] - known)
-        if error <= _LOST**2 * kronecker.squared_norm(known):
+        error = kronecker.squared_norms(coef[:, -1:] - known)
+        complete = bool(error[0] <= _LOST**2 * kronecker.squared_norms(known)[0])
+        if complete or n_iter >= self.max_iter:
             return coef[:, :-1], n_iter
         coef, more = self._iterate(self.problem.targets, 0.0, kronecker.flat())
         return coef, n_iter + more
@@ -228,7 +229,6 @@ class CGSolver(Solver):
         # Times the squared residual: that of the gradient's rounding, where M is as large as the
         # Gram matrix.
         rounding = (8.0 * EPS * inverse.amplification) ** 2
-        target_squares = backend.to_numpy((self.problem.weighted(targets) * targets).sum(0))
         if self.start is not None:
             coef = self.start + 0.0
             gradient, squares = self._gradient(targets, coef, alpha)
@@ -239,7 +239,8 @@ class CGSolver(Solver):
         with tqdm(desc="conjugate gradients", unit="it", disable=not self.verbose) as bar:
             # Outputs whose gradient no longer falls when it is computed anew are exact to rounding.
             while (
-                open_ := (size > np.maximum(goal, rounding * largest * squares)) & (size < 0.25 * before)
+                open_ := (size > np.maximum(goal, rounding * largest * squares))
+                & (size < 0.25 * before)
             ).any() and n_iter < self.max_iter:
                 before = size
                 goal_now = np.maximum(0.25 * goal, _RENEW**2 * size)
@@ -265,8 +266,9 @@ class CGSolver(Solver):
                 gradient, squares = self._gradient(targets, coef, alpha)
                 preconditioned = inverse.apply(gradient)
                 size = self._products(gradient, preconditioned)
-        # Predictions are rounded relative to targets, and so are residuals of an exact fit.
-        unavoidable = largest * (64.0 * rounding * squares + (64.0 * EPS) ** 2 * target_squares)
+        # Predictions are rounded relative to |Phi| |coef|, and so are residuals of an exact fit.
+        predictions = largest * backend.to_numpy(inverse.squared_norms(coef))
+        unavoidable = 64.0 * largest * (rounding * squares + (8.0 * EPS) ** 2 * predictions)
         missed = size > np.maximum(goal, unavoidable)
         self._warn(np.where(missed, _relative(size, initial), 0.0)[: -1 if probe else None], n_iter)
         return coef, n_iter
@@ -371,7 +373,8 @@ class CGSolver(Solver):
 
     def _products(self, left: Array, right: Array) -> np.ndarray:
         """Inner products of every output, shape (m,); those here are negative by rounding only."""
-        return np.maximum(self.backend.to_numpy((left * right).sum(2).sum(0)), 0.0)
+        products: np.ndarray = self.backend.to_numpy((left * right).sum(2).sum(0))
+        return np.maximum(products, 0.0)
 
     def _per_output(self, values: np.ndarray) -> Array:
         return self.backend.asarray(values)[:, None]

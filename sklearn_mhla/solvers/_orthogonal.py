@@ -11,13 +11,15 @@ multiplied with the features first.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_mhla._backend import Array, Backend
+from sklearn_mhla._features import cubic_features
+from sklearn_mhla.solvers._base import LeastSquaresProblem, Solution
 from sklearn_mhla.solvers._factor import Factor, RangeFactor
 
 # Rows that are reduced at once, in units of the width. The triangle so far is factored anew with
@@ -105,10 +107,10 @@ def hides_directions(
     needed = 8 * (2 * _BUFFER + 4) * order**2
     if needed > backend.available_memory():
         warnings.warn(
-            f"Features have directions with singular values of the order of "
-            f"{(seen / squares / largest) ** 0.5:.1e} times the largest, which the normal equations "
-            f"cannot resolve; they are left out. {needed / 1e9:.3g} GB of memory would be needed to "
-            "resolve them. Remove nearly dependent token coordinates or use alpha > 0.",
+            "Features have directions with singular values of the order of "
+            f"{(seen / squares / largest) ** 0.5:.1e} times the largest, which were left out: a "
+            f"factorisation that resolves them would take {needed / 1e9:.3g} GB of memory. Remove "
+            "nearly dependent token coordinates or use alpha > 0.",
             ConvergenceWarning,
             stacklevel=6,
         )
@@ -180,3 +182,43 @@ def pseudo_inverse(
     largest = (float(singular[0]) ** 2 + offset) ** 0.5
     kept = int((singular > tolerance * largest).sum())
     return PseudoInverse(left[:, :kept], singular[:kept], right[:kept].mT, alpha)
+
+
+def solve_by_rows(
+    problem: LeastSquaresProblem,
+    alpha: float,
+    mean: Array | None,
+    tolerance: float,
+    offset: float,
+) -> Solution:
+    """Least squares by a triangular factor of features and targets side by side.
+
+    With ``[Phi_c, y_c] = Q [R, c]`` the coefficients are ``R^+ c``; no matrix is squared. Takes
+    ``2 rows p^2`` multiply-adds and a buffer of ``4 p^2`` numbers.
+    """
+    p, backend = problem.size.n_features, problem.backend
+    triangle = triangle_of_rows(_centred_rows(problem, mean), p + problem.size.n_outputs, backend)
+    inverse = pseudo_inverse(triangle[:, :p], alpha, tolerance, offset, backend)
+    coef = inverse.solve(triangle[:, p:]).mT
+    return Solution(coef, problem.intercept(coef, mean), inverse.rank, inverse.condition, 0)
+
+
+def _centred_rows(problem: LeastSquaresProblem, mean: Array | None) -> Iterator[Array]:
+    """``W^(1/2) [Phi_c, y_c]``, about ``p`` rows at a time."""
+    p = problem.size.n_features
+    for block in problem.design.blocks("orthogonal factorisation"):
+        step = max(1, p // block.query.shape[1])
+        targets = block.gather(problem.targets)
+        weights = None if problem.weights is None else block.gather(problem.weights)
+        for start in range(0, len(block.state), step):
+            part = slice(start, start + step)
+            features = cubic_features(block.state[part], block.query[part])
+            rows = problem.backend.empty((len(features), p + targets.shape[2]))
+            rows[:, :p] = features if mean is None else features - mean
+            rows[:, p:] = targets[part].reshape(len(rows), -1)
+            if weights is not None:
+                rows *= weights[part].reshape(-1, 1) ** 0.5
+            if block.present is not None:
+                kept = block.present.reshape(len(block.state), -1)[part].reshape(-1)
+                rows = rows[np.flatnonzero(kept)]
+            yield rows

@@ -196,7 +196,7 @@ def test_every_kind_of_row_is_solved(options, method, alpha):
 @pytest.mark.parametrize("n_outputs", [1, 7, 50])
 @pytest.mark.parametrize("alpha", [1e-6, 1.0, 1e3])
 @pytest.mark.parametrize("fit_intercept", [False, True])
-def test_case_N09_primal_and_dual_agree(n_samples, n_outputs, alpha, fit_intercept):
+def test_case_N09_all_methods_agree(n_samples, n_outputs, alpha, fit_intercept):
     X = reference.make_sequences(0.0, n_samples)
     y = np.random.default_rng(7).standard_normal((n_samples, n_outputs))
     primal, dual = (
@@ -209,6 +209,10 @@ def test_case_N09_primal_and_dual_agree(n_samples, n_outputs, alpha, fit_interce
     features = reference.feature_matrix(X)
     coef, _ = reference.ridge(features, y, alpha, fit_intercept)
     assert reference.relative_error(primal.coef_, coef) < 1e-8
+    iterative = MHLARegressor(method="cg", alpha=alpha, fit_intercept=fit_intercept).fit(X, y)
+    # To the default tolerance of the gradient, 1e-10, times the condition of the features.
+    assert reference.relative_error(iterative.coef_, coef) < 1e-10 * np.linalg.cond(features)
+    assert reference.relative_error(iterative.predict(new), primal.predict(new)) < 1e-7
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -541,11 +545,28 @@ def test_a_forced_primal_refuses_and_names_the_dual():
 
 def test_nothing_fits():
     size = ProblemSize(n_rows=100_000, n_features=133_120, n_outputs=1, token_dim=64)
-    for method in ("auto", *METHODS):
+    for method in ("auto", *SOLVERS):
         with pytest.raises(MemoryError, match="No method fits") as caught:
-            choose_solver(method, size, 16 * 10**9)
+            choose_solver(method, size, 10**8)
         assert "needs 177 GB" in str(caught.value)
         assert "reduce the width" in str(caught.value)
+
+
+def test_conjugate_gradients_are_taken_where_no_direct_method_fits():
+    size = ProblemSize(n_rows=100_000, n_features=133_120, n_outputs=1, token_dim=64)
+    solver, reason = choose_solver("auto", size, 16 * 10**9)
+    assert solver is SOLVERS["cg"]
+    assert "primal would need 177 GB" in reason or "dual would need" in reason
+    for method in METHODS:
+        with pytest.raises(MemoryError, match="Use method='cg'"):
+            choose_solver(method, size, 16 * 10**9)
+    # With few heads or the nuclear norm they are no way out.
+    for restriction in ({"n_heads": 2}, {"penalty": "nuclear"}):
+        with pytest.raises(MemoryError, match="No method fits") as caught:
+            choose_solver("auto", size, 16 * 10**9, **restriction)
+        assert "'cg'" not in str(caught.value)
+        with pytest.raises(ValueError, match="method='cg' fits models without a limit on heads"):
+            choose_solver("cg", size, 16 * 10**9, **restriction)
 
 
 @pytest.mark.parametrize("method", METHODS)
