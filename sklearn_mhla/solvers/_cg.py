@@ -373,8 +373,9 @@ class CGSolver(Solver):
 
     def _products(self, left: Array, right: Array) -> np.ndarray:
         """Inner products of every output, shape (m,); those here are negative by rounding only."""
-        products: np.ndarray = self.backend.to_numpy((left * right).sum(2).sum(0))
-        return np.maximum(products, 0.0)
+        products = self.backend.to_numpy((left * right).sum(2).sum(0))
+        positive: np.ndarray = np.maximum(products, 0.0)
+        return positive
 
     def _per_output(self, values: np.ndarray) -> Array:
         return self.backend.asarray(values)[:, None]
