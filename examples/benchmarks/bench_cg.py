@@ -2,17 +2,17 @@
 
 Every contender is a process of its own that makes the data, then solves the same problem (4
 outputs, noise, no penalty) once; memory is the growth of its peak from there on, for the moments
-the bytes of the two arrays. Run it on a quiet machine::
+the bytes that its solver declares. Seconds are processor time of one thread, so that others on the
+machine disturb them little::
 
-    python examples/benchmarks/bench_cg.py
+    OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 python examples/benchmarks/bench_cg.py
 
 The primal form would take minutes for its 5.7e12 multiply-adds, so moments are formed from every
-twentieth sequence and their time is multiplied by twenty; the Cholesky factorisation is timed at
-half the order and its time is multiplied by eight. Both understate what the whole takes.
+tenth sequence and their time is multiplied by ten; the Cholesky factorisation is timed at half the
+order and its time is multiplied by eight.
 Conjugate gradients run with the preconditioner, without it, with tokens that are correlated, and
-with states formed anew in every pass. ``floor`` is one pass of the two bare matrix products times
-the number of passes. The gradient is relative to that of the zero model, in the Euclidean norm and
-from scratch.
+with states formed anew in every pass. ``floor`` is one pass of the two bare matrix products. The
+gradient is relative to that of the zero model, in the Euclidean norm and from scratch.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def moments(step: int = 20) -> dict[str, Any]:
+def moments(step: int = 10) -> dict[str, Any]:
     """Time and memory of the moments and of their factorisation."""
     part = problem(ROWS // step)
-    start = time.perf_counter()
+    start = time.process_time()
     Sums.from_design(part.design, part.targets, None)
-    forming = (time.perf_counter() - start) * step
+    forming = (time.process_time() - start) * step
     half = part.size.n_features // 2
     matrix = np.eye(half) + 1.0 / half
-    start = time.perf_counter()
+    start = time.process_time()
     part.backend.cholesky(matrix)
-    factoring = 8 * (time.perf_counter() - start)
+    factoring = 8 * (time.process_time() - start)
     return {"seconds": forming + factoring, "megabytes": PrimalSolver.memory(part.size) / 1e6}
 
 
@@ -69,12 +69,12 @@ def conjugate_gradients(kind: str) -> dict[str, Any]:
     whole = problem(ROWS, kind == "correlated")
     if kind == "forming":
         NumpyBackend.available_memory = lambda self: 0  # type: ignore[method-assign]
-    before, start = peak(), time.perf_counter()
+    before, start = peak(), time.process_time()
     solver = CGSolver(whole, tol=TOL)
     if kind == "plain":
         solver.kronecker = solver.kronecker.flat()
     solution = solver.solve(0.0)
-    seconds, memory = time.perf_counter() - start, peak() - before
+    seconds, memory = time.process_time() - start, peak() - before
     residual, _ = whole.residual(solution.coef)
     gradient = np.linalg.norm(whole.design.rmatvec(residual))
     gradient /= np.linalg.norm(whole.design.rmatvec(whole.targets))
@@ -100,9 +100,9 @@ def floor() -> dict[str, Any]:
     once()
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         once()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return {"seconds": min(times), "megabytes": 0.0}
 
 

@@ -175,9 +175,9 @@ def test_states_are_formed_once(monkeypatch):
     calls = []
     formed = Design._formed
 
-    def counted(self, chosen):
+    def counted(self, *arguments):
         calls.append(1)
-        return formed(self, chosen)
+        return formed(self, *arguments)
 
     monkeypatch.setattr(Design, "_formed", counted)
     y = np.random.default_rng(7).standard_normal((60, 1))
