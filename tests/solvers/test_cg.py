@@ -191,6 +191,28 @@ def test_states_are_formed_once(monkeypatch):
     assert np.array_equal(again.coef, solution.coef)
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("options", OPTIONS, ids=IDS)
+def test_preconditioner_is_the_product_of_second_moments(options, weighted):
+    """It changes no solution, only the number of iterations, so it has a test of its own."""
+    X = reference.make_ragged([9, 1, 5, 2, 8, 3] * 3, 3)
+    pairs = [pair for sequence in X for pair in reference.states_and_queries(sequence, **options)]
+    weights = np.random.default_rng(7).uniform(0.1, 5.0, len(pairs))
+    inverse = CGSolver(
+        problem_of(X, np.zeros((len(pairs), 1)), weights if weighted else None, **options)
+    ).kronecker
+    weights = weights if weighted else np.ones(len(pairs))
+    by_state = by_query = 0.0
+    for weight, (state, query) in zip(weights, pairs, strict=True):
+        # Features of a query of one coordinate are the packed state.
+        packed = reference.isometric_features(state, [1.0, 0.0, 0.0])[::3]
+        by_state = by_state + weight * np.outer(packed, packed)
+        by_query = by_query + weight * np.outer(query, query)
+    basis = np.kron(inverse.state_basis, inverse.query_basis)
+    computed = basis * inverse.eigenvalues.reshape(-1) @ basis.T
+    assert reference.relative_error(computed, np.kron(by_state, by_query) / weights.sum()) < 1e-12
+
+
 @pytest.mark.parametrize("tol", [1e-3, 1e-6, 1e-10])
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_the_gradient_is_as_small_as_asked(tol, alpha):
