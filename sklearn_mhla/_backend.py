@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
-from scipy.linalg import cho_solve, lapack, qr, svd
+from scipy.linalg import blas, cho_solve, lapack, qr, svd
 
 # A float64 array of either library. NumPy's own annotation cannot describe both.
 Array = Any
@@ -70,6 +70,9 @@ class Backend(Protocol):
 
     def cholesky_solve(self, factor: Array, rhs: Array) -> Array:
         """Solve ``L L^T x = rhs`` for lower triangular ``L``; its diagonal may be negative."""
+
+    def solve_triangular(self, factor: Array, rhs: Array, transposed: bool = False) -> Array:
+        """Solve ``L x = rhs``, or ``L^T x = rhs``; may overwrite ``rhs``. Both C-contiguous."""
 
     def inverse_one_norm(self, factor: Array) -> float:
         """Estimate of ``||A^-1||_1`` for the matrix that :meth:`cholesky` factored."""
@@ -147,6 +150,13 @@ class NumpyBackend:
     def cholesky_solve(self, factor: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         solution: np.ndarray = cho_solve((factor.T, False), rhs, check_finite=False)
         return np.ascontiguousarray(solution)
+
+    def solve_triangular(
+        self, factor: np.ndarray, rhs: np.ndarray, transposed: bool = False
+    ) -> np.ndarray:
+        # L x = b read in column order: x^T L^T = b^T, so that nothing is copied.
+        solution = blas.dtrsm(1.0, factor.T, rhs.T, side=1, trans_a=transposed, overwrite_b=1)
+        return np.asarray(solution).T
 
     def inverse_one_norm(self, factor: np.ndarray) -> float:
         # LAPACK divides its estimate by the norm it is given.
@@ -233,6 +243,10 @@ class TorchBackend:
 
     def cholesky_solve(self, factor: Array, rhs: Array) -> Array:
         return self.torch.cholesky_solve(rhs, factor)
+
+    def solve_triangular(self, factor: Array, rhs: Array, transposed: bool = False) -> Array:
+        matrix = factor.mT if transposed else factor
+        return self.torch.linalg.solve_triangular(matrix, rhs, upper=transposed)
 
     def inverse_one_norm(self, factor: Array) -> float:
         # torch has no LAPACK pocon; Hager's estimator (Higham, "Accuracy and Stability of

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from tqdm import tqdm
@@ -25,6 +26,7 @@ from sklearn_mhla._features import (
     full_state,
     n_cubic_features,
     n_pairs,
+    pair_indices,
     predict_block,
     prefix_states,
 )
@@ -35,6 +37,44 @@ from sklearn_mhla._tokens import Sequences
 _STATE_BUDGET = 2**17
 _TOKEN_BUDGET = 2**23
 _MIN_ROWS, _MAX_ROWS = 256, 8192
+# Coordinates whose sizes differ by no more than this factor are left as they are.
+_EQUAL_ENOUGH = 32.0
+
+
+@dataclass(frozen=True)
+class Equilibration:
+    """Powers of two that bring the coordinates of tokens to about the same size.
+
+    Which features are linear combinations of others does not depend on units, but rounding
+    does.
+
+    Attributes
+    ----------
+    state, query : ndarray of shape (d,)
+        ``S[j, k]`` is multiplied by ``state[j] * state[k]``, ``q[l]`` by ``query[l]``.
+    """
+
+    state: np.ndarray
+    query: np.ndarray
+
+    @classmethod
+    def of_sizes(cls, state: np.ndarray, query: np.ndarray) -> Equilibration | None:
+        """For coordinates of given sizes (d,); None if these are about equal already."""
+        powers = [_powers_to_largest(sizes) for sizes in (state, query)]
+        if max(part.max() for part in powers) <= _EQUAL_ENOUGH:
+            return None
+        return cls(*powers)
+
+    def pairs(self) -> np.ndarray:
+        """Factors of packed states, shape (d (d + 1) / 2,)."""
+        rows, columns = pair_indices(len(self.state))
+        factors: np.ndarray = self.state[rows] * self.state[columns]
+        return factors
+
+    def features(self) -> np.ndarray:
+        """Factors of features, shape (p,)."""
+        factors: np.ndarray = np.outer(self.pairs(), self.query).reshape(-1)
+        return factors
 
 
 @dataclass(frozen=True)
@@ -91,6 +131,8 @@ class Design:
     rescale : bool
         Whether to divide tokens by the power of two above. ``Phi`` is then
         ``2 ** (3 * exponent)`` times smaller than its definition.
+    equilibration : Equilibration, optional
+        Further powers of two for every coordinate; columns of ``Phi`` are multiplied by them.
     verbose : bool
         Show a progress bar over blocks.
     """
@@ -104,6 +146,7 @@ class Design:
         causal: bool = True,
         state: str = "sum",
         rescale: bool = True,
+        equilibration: Equilibration | None = None,
         verbose: bool = False,
     ) -> None:
         self.sequences = sequences
@@ -112,6 +155,7 @@ class Design:
         self.causal = causal
         self.state = state
         self.exponent = math.frexp(sequences.largest)[1] if rescale and sequences.largest else 0
+        self.equilibration = equilibration
         self.verbose = verbose
         lengths = sequences.lengths
         self.n_rows = int(lengths.sum()) if output == "sequence" else len(lengths)
@@ -119,8 +163,12 @@ class Design:
         self.n_features = n_cubic_features(self.token_dim)
         # Padding is cheap only among sequences of similar length: visit ragged ones by length.
         self._order = np.argsort(lengths, kind="stable") if sequences.is_ragged else None
-        self._first_row = np.concatenate([[0], np.cumsum(lengths)])
         self._kept: list[list[Block]] = []  # of the first groups of sequences
+
+    @cached_property
+    def _first_row(self) -> np.ndarray:
+        """Rows before each sequence, for ``output="sequence"``."""
+        return np.concatenate([[0], np.cumsum(self.sequences.lengths)])
 
     @property
     def queries_per_state(self) -> int:
@@ -139,6 +187,7 @@ class Design:
             causal=self.causal,
             state=self.state,
             rescale=self.exponent != 0,
+            equilibration=self.equilibration,
             verbose=self.verbose,
         )
 
@@ -285,7 +334,19 @@ class Design:
             state *= math.ldexp(1.0, -2 * self.exponent)
         if self.state == "mean":
             state /= self.backend.asarray(counts)[:, None]
+        if self.equilibration is not None:
+            state *= self.backend.asarray(self.equilibration.pairs())
         return state
 
     def _query(self, tokens: Array) -> Array:
-        return tokens * math.ldexp(1.0, -self.exponent) if self.exponent else tokens
+        query = tokens * math.ldexp(1.0, -self.exponent) if self.exponent else tokens
+        if self.equilibration is not None:
+            query = query * self.backend.asarray(self.equilibration.query)
+        return query
+
+
+def _powers_to_largest(sizes: np.ndarray) -> np.ndarray:
+    """Powers of two that bring positive sizes to about the largest; 1 for zeros."""
+    ratios = np.divide(sizes.max(), sizes, out=np.ones_like(sizes), where=sizes > 0.0)
+    powers: np.ndarray = np.exp2(np.rint(np.log2(ratios)))
+    return powers

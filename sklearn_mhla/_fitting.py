@@ -24,13 +24,16 @@ from sklearn_mhla.solvers import (
     LeastSquaresProblem,
     MomentProblem,
     NuclearSolver,
+    PivotedSolver,
     PrimalSolver,
     ProblemSize,
+    Solver,
     Units,
     choose_solver,
     continue_sgd,
     fit_few_heads,
     fit_sgd,
+    pivoted_if_low_rank,
 )
 
 
@@ -46,10 +49,15 @@ def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
         model.n_heads if restricted else None,
         penalty=model.penalty,
     )
+    problem, units = problem_of(model, backend, rows, bool(model.verbose))
+    low_rank = None
+    if model.method == "auto" and not restricted and model.penalty == "l2":
+        low_rank = pivoted_if_low_rank(problem)
+    if low_rank is not None:
+        solver, reason = PivotedSolver, f"rank={low_rank.rank} is low"
     if model.verbose:
         print(f"[{type(model).__name__}] method={solver.name!r}: {reason}")
-    problem, units = problem_of(model, backend, rows, bool(model.verbose))
-    attributes = _solve(model, problem, units, solver)
+    attributes = _solve(model, problem, units, solver, low_rank)
     if solver is PrimalSolver:  # partial_fit may go on from here
         attributes["_moments"] = problem.moments
     return attributes
@@ -93,15 +101,15 @@ def _solve(
     problem: LeastSquaresProblem | MomentProblem,
     units: Units,
     solver: Any,
+    factored: Solver | None = None,
 ) -> dict[str, Any]:
     if model.penalty == "nuclear":
         return _fit_nuclear(model, problem, units, solver.name)
     if _is_restricted(model, problem.size):
         return _fit_few_heads(model, problem, units, solver.name)
     if solver is CGSolver and isinstance(problem, LeastSquaresProblem):
-        solution = _conjugate_gradients(model, problem, units).solve(units.alpha(model.alpha))
-    else:
-        solution = solver(problem).solve(units.alpha(model.alpha))
+        factored = _conjugate_gradients(model, problem, units)
+    solution = (factored or solver(problem)).solve(units.alpha(model.alpha))
     to_numpy = problem.backend.to_numpy
     return {
         "coef_": units.coef(to_numpy(solution.coef)),

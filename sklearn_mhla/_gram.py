@@ -115,3 +115,16 @@ def gram_diagonal(gram: Array, token_dim: int) -> Array:
     pairs = token_dim * (token_dim + 1) // 2
     same_pair, same_query = pair_offsets(pairs)[:-1], pair_offsets(token_dim)[:-1]
     return gram[same_pair][:, same_query].reshape(-1)
+
+
+def gram_bounds(gram: Array, token_dim: int) -> Array:
+    """Upper bounds of the diagonal, shape (P d,): ``sum S_jj S_kk q_l^2`` for ``S_jk q_l``.
+
+    Rounding errors of the entries are relative to these: where coordinates ``j`` and ``k`` are
+    orthogonal in every sequence, ``S_jk`` is about ``eps sqrt(S_jj S_kk)``, not zero.
+    """
+    rows, columns = pair_indices(token_dim)
+    same = np.flatnonzero(rows == columns)  # the pair (j, j)
+    first, second = same[rows], same[columns]
+    pair_of_pairs = pair_offsets(len(rows))[first] + (second - first)
+    return gram[pair_of_pairs][:, pair_offsets(token_dim)[:-1]].reshape(-1)

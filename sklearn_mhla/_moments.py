@@ -204,7 +204,7 @@ n_samples arrays of shape (n_tokens_i, d)
             If the two are not of the same kind.
         """
         self._check_alike(other)
-        return self._copy()._add(other, 1)
+        return self.copy()._add(other, 1)
 
     def subtract(self, other: Moments) -> Moments:
         """The moments without the rows of ``other``; the same as ``self - other``.
@@ -232,7 +232,7 @@ n_samples arrays of shape (n_tokens_i, d)
                 f"Moments of {other.n_rows} rows of weight {other.weight:g} cannot be subtracted "
                 f"from moments of {self.n_rows} rows of weight {self.weight:g}."
             )
-        rest = self._copy()._add(other, -1)
+        rest = self.copy()._add(other, -1)
         # Rounding may leave a little below zero, rows that were never added leave more.
         whole = gram_diagonal(self._in_units_of(rest).gram, self.token_dim)
         left = gram_diagonal(rest.gram, self.token_dim)
@@ -252,7 +252,7 @@ n_samples arrays of shape (n_tokens_i, d)
 
     def __radd__(self, other: Any) -> Moments:
         # The start of sum().
-        return self._copy() if isinstance(other, int) and other == 0 else NotImplemented
+        return self.copy() if isinstance(other, int) and other == 0 else NotImplemented
 
     def __sub__(self, other: Any) -> Moments:
         return self.subtract(other) if isinstance(other, Moments) else NotImplemented
@@ -284,6 +284,11 @@ n_samples arrays of shape (n_tokens_i, d)
         ------
         ValueError
             If there are no targets or no rows, or ``alpha`` is negative.
+
+        Warns
+        -----
+        LinAlgWarning
+            If the moments determine the coefficients to fewer than four digits.
         """
         if not (math.isfinite(alpha) and alpha >= 0.0):
             raise ValueError(f"alpha must be finite and not negative; got {alpha}.")
@@ -325,7 +330,7 @@ n_samples arrays of shape (n_tokens_i, d)
             If the file was not written by :meth:`save`, is damaged, or comes from a later version.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
                 content = {name: file[name] for name in file.files}
             if str(content.pop("format")) != _FORMAT:
                 raise KeyError("format")
@@ -338,6 +343,9 @@ n_samples arrays of shape (n_tokens_i, d)
                 f"{_VERSION}. Update sklearn_mhla."
             )
         moments = cls._make()
+        missing = set(Sums.__annotations__) - {"backend"} - set(content)
+        if missing:
+            raise ValueError(f"{path} is damaged: it lacks {', '.join(sorted(missing))}.")
         try:
             moments.__setstate__(
                 {name: value if value.ndim else value.item() for name, value in content.items()}

@@ -42,6 +42,13 @@ def check_parameters(estimator: Any) -> None:
     for name in ("n_tokens", "n_heads", "max_iter", "batch_size", "n_iter_no_change"):
         if getattr(estimator, name) is not None or name not in ("n_tokens", "n_heads"):
             check_scalar(getattr(estimator, name), name, Integral, min_val=1)
+    if estimator.method == "pivoted" and (
+        estimator.n_heads is not None or estimator.penalty != "l2"
+    ):
+        raise ValueError(
+            "method='pivoted' needs n_heads=None and penalty='l2'; got "
+            f"n_heads={estimator.n_heads} and penalty={estimator.penalty!r}. Use method='auto'."
+        )
     if estimator.penalty == "nuclear":
         if estimator.solver == "sgd" or estimator.n_heads is not None:
             raise ValueError(

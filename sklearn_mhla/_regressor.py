@@ -27,6 +27,7 @@ from sklearn_mhla._fitting import (
 from sklearn_mhla._heads import Heads, svd_heads
 from sklearn_mhla._minimal_heads import minimal_heads
 from sklearn_mhla._parameters import check_parameters
+from sklearn_mhla._sums import Sums
 from sklearn_mhla._tokens import (
     Rows,
     Sequences,
@@ -38,6 +39,8 @@ from sklearn_mhla._tokens import (
     rows_of_positive_weight,
     store_columns,
 )
+from sklearn_mhla.identifiability import IdentifiabilityCertificate
+from sklearn_mhla.identifiability._certify import certify_moments
 from sklearn_mhla.solvers import (
     Units,
 )
@@ -106,15 +109,17 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     solver : {"convex", "sgd"}, default="convex"
         "convex" finds the global optimum in closed form; with ``n_heads`` it starts from there.
         "sgd" minimises the same loss by mini-batch Adam on the heads; it needs torch.
-    method : {"auto", "primal", "dual", "cg"}, default="auto"
+    method : {"auto", "primal", "dual", "pivoted", "cg"}, default="auto"
         Algorithm of the convex solver. "primal" accumulates the ``p x p`` moments over blocks
         of rows (time linear in rows, memory independent of them) and keeps ``p ** 2 / 4`` numbers
         for `partial_fit`, in the pickled model too; "dual" factors the
-        ``rows x rows`` kernel and is for fewer rows than features. "cg" takes preconditioned
-        conjugate gradients, to a tolerance, and forms neither matrix. "auto" takes the smaller
-        system that fits into memory, and "cg" if none does; the choice is stored in
-        ``method_``. With ``n_heads``, "primal" works on the moments alone and "dual" on the
-        rows; "cg" is for ``n_heads=None`` and the penalty "l2". Not used by SGD.
+        ``rows x rows`` kernel and is for fewer rows than features; "pivoted" looks for a basis
+        among the rows and is for features of low rank, as one-hot tokens have (``rows x rank``
+        numbers); "cg" takes preconditioned conjugate gradients, to a tolerance, and forms no
+        matrix of these. "auto" takes the smaller system that fits into memory, "pivoted" for a
+        large one whose rank turns out low and "cg" if none fits; the choice is stored in
+        ``method_``. With ``n_heads``, "primal" works on the moments alone and "dual" on the rows;
+        "cg" is for ``n_heads=None`` and the penalty "l2". Not used by SGD.
     alpha : float, default=0.0
         Strength of the penalty, not negative. For "l2" in units of squared features; 0 gives the
         least-squares solution of minimum norm, also when the data do not determine all
@@ -260,6 +265,7 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     token_dim_: int
     _heads: Heads | None
     _optimizer: dict[str, Any] | None
+    _moments: Sums
     _n_outputs: int
     _target_ndim: int
     _rows_are_flat: bool
@@ -324,7 +330,9 @@ class MHLARegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         ----------
         X : array-like of shape (n_samples, n_tokens * d), (n_samples, n_tokens, d), or list of \
 n_samples arrays of shape (n_tokens_i, d)
-            Sequences of tokens. All three forms give the same result.
+            Sequences of tokens. All three forms give the same result. A memory map, or an array in
+            a file (h5py, zarr), is read in blocks, once to check and once to fit it (more often
+            where an ill-conditioned solution is refined), and is never in memory as a whole.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
             Targets. For ``output="sequence"``: (n_samples, n_tokens), (n_samples, n_tokens,
             n_outputs), or a list of (n_tokens_i,) or (n_tokens_i, n_outputs) arrays.
@@ -390,6 +398,11 @@ n_samples arrays of shape (n_tokens_i, d)
             If the moments cannot fit into memory.
         FloatingPointError
             If the loss of SGD is not finite.
+
+        Warns
+        -----
+        LinAlgWarning
+            When coefficients are computed, if the moments determine them to fewer than four digits.
         """
         check_parameters(self)
         refit = "token_dim_" not in vars(self)
@@ -558,6 +571,36 @@ n_samples arrays of shape (n_tokens_i, d)
             self.__dict__.pop(name, None)
         store_columns(self, attributes)
         return self
+
+    def certificate(self) -> IdentifiabilityCertificate:
+        """What the training inputs determine about a model of this kind.
+
+        Reuses the moments that `fit` with ``method_`` "primal" and `partial_fit` keep.
+
+        Returns
+        -------
+        IdentifiabilityCertificate
+            As :func:`certify_identifiable` makes it of the training inputs, without the Jacobian
+            test of few heads. It does not consider the intercept.
+
+        Raises
+        ------
+        ValueError
+            If the fit kept no moments.
+        """
+        check_is_fitted(self)
+        if not hasattr(self, "_moments"):
+            raise ValueError(
+                f"No moments to certify: method_={self.method_!r} keeps none, only 'primal' does. "
+                "Call certify_identifiable on the training inputs."
+            )
+        return certify_moments(
+            self._moments.copy(),  # partial_fit adds in place
+            n_heads=self.n_heads,
+            n_outputs=self._moments.n_outputs,
+            n_tokens=self.n_tokens,
+            device=self.device,
+        )
 
     @property
     def value_(self) -> np.ndarray:

@@ -16,7 +16,13 @@ import numpy as np
 from sklearn_mhla._backend import Array, Backend, NumpyBackend
 from sklearn_mhla._design import Block, Design
 from sklearn_mhla._features import adjoint_block, n_cubic_features, n_pairs, pair_scale
-from sklearn_mhla._gram import accumulate_gram, gram_diagonal, query_products, unpack_gram
+from sklearn_mhla._gram import (
+    accumulate_gram,
+    gram_bounds,
+    gram_diagonal,
+    query_products,
+    unpack_gram,
+)
 from sklearn_mhla._tokens import Rows
 
 # Exponent of data that are all zero: below that of every number, so that any other replaces it.
@@ -44,6 +50,8 @@ class Sums:
     weight : float
         ``sum_i w_i``.
     n_rows : int
+    longest : int or None
+        Tokens of the longest sequence; None after a subtraction, of which less can be proved.
     token_dim, token_exponent, target_exponent : int
     output, causal, state
         Of the design.
@@ -57,6 +65,7 @@ class Sums:
     target_shift: Array
     weight: float
     n_rows: int
+    longest: int | None
     token_dim: int
     token_exponent: int
     target_exponent: int
@@ -120,6 +129,7 @@ class Sums:
             target_shift=backend.zeros((n_outputs,)) if target_shift is None else target_shift,
             weight=float(design.n_rows if weights is None else weights.sum()),
             n_rows=design.n_rows,
+            longest=int(design.sequences.lengths.max()),
             token_dim=token_dim,
             token_exponent=design.exponent if design.sequences.largest else _OF_ZEROS,
             target_exponent=target_exponent,
@@ -316,6 +326,18 @@ class Sums:
             np.repeat(_squared_scale(self.token_dim), self.token_dim)
         )
 
+    def bounds(self) -> Array:
+        """Upper bounds of the diagonal, to which rounding errors are relative.
+
+        Returns
+        -------
+        array of shape (p,)
+            ``sum_i w_i S_jj S_kk q_l^2`` for the feature ``S_jk q_l``, twice that for ``j < k``.
+        """
+        return gram_bounds(self.gram, self.token_dim) * self.backend.asarray(
+            np.repeat(_squared_scale(self.token_dim), self.token_dim)
+        )
+
     def gram_matrix(self, mean: Array | None) -> Array:
         """Gram matrix of the features, or of features minus their mean.
 
@@ -345,7 +367,14 @@ class Sums:
 
     # Units and places --------------------------------------------------------------------------
 
-    def _copy(self) -> Self:
+    def copy(self) -> Self:
+        """The same sums in memory of their own.
+
+        Returns
+        -------
+        Moments
+            Not affected by what is added to this object.
+        """
         return self._make(**vars(self) | {name: getattr(self, name) + 0.0 for name in ARRAYS})
 
     def _move_to(self, backend: Backend) -> None:
@@ -370,6 +399,10 @@ class Sums:
                 total -= getattr(other, name)
         self.weight += sign * other.weight
         self.n_rows += sign * other.n_rows
+        if sign < 0 or self.longest is None or other.longest is None:
+            self.longest = None
+        else:
+            self.longest = max(self.longest, other.longest)
         return self
 
     def _in_units_of(self, other: Sums) -> Self:
@@ -382,7 +415,7 @@ class Sums:
         )
         if same:
             return self
-        converted = self._copy()
+        converted = self.copy()
         converted._move_to(other.backend)
         converted._convert(other.token_exponent, other.target_exponent)
         return converted._shift_to(other.target_shift)

@@ -2,8 +2,8 @@
 
 Accepted are 2-D tables whose rows are flattened sequences (token-major), 3-D arrays
 ``(n_samples, n_tokens, token_dim)`` and lists of ``(n_tokens_i, token_dim)`` arrays; NumPy,
-pandas, polars, memory maps and torch tensors. Input is never copied whole: it is kept as it
-came and turned into contiguous float64 one block at a time.
+pandas, polars and torch tensors; memory maps, and arrays in chunked files, which stay there. Input
+is never copied whole: it is kept as it came and turned into contiguous float64 one block at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
 from sklearn_mhla._backend import Array, Backend, is_tensor, tensor_device, to_numpy
+from sklearn_mhla._stored import StoredArray, is_stored
 
 _FLOAT_MAX = float(np.finfo(np.float64).max)
 _FLOAT_TINY = float(np.finfo(np.float64).tiny)
@@ -31,7 +32,8 @@ class Sequences:
     Attributes
     ----------
     data : array of shape (n, T, d), or list of n arrays of shape (T_i, d)
-        Any real dtype; a torch tensor only when it lives on an accelerator.
+        Any real dtype; a torch tensor only when it lives on an accelerator, a
+        :class:`StoredArray` when it has not been read yet.
     lengths : ndarray of shape (n,)
         Number of tokens of every sequence.
     token_dim : int
@@ -79,7 +81,12 @@ class Sequences:
 
     def take(self, indices: np.ndarray) -> Sequences:
         """The chosen sequences only."""
-        chosen = [self.data[i] for i in indices] if self.layout == "list" else self.data[indices]
+        if self.layout == "list":
+            chosen: Any = [self.data[i] for i in indices]
+        elif isinstance(self.data, StoredArray):
+            chosen = self.data.take(indices)
+        else:
+            chosen = self.data[indices]
         return replace(self, data=chosen, lengths=self.lengths[indices])
 
 
@@ -120,7 +127,9 @@ def check_sequences(
     else:
         X = to_numpy(X)
         n_dims = _ndim(X)
-        if _is_list_of_sequences(X):
+        if is_stored(X):
+            sequences = _check_stored(X, n_tokens)
+        elif _is_list_of_sequences(X):
             sequences = _check_list(X)
         elif n_dims == 3:
             sequences = _check_3d(X, device)
@@ -338,12 +347,7 @@ def _check_2d(X: Any, n_tokens: int | None, device: str | None) -> Sequences:
         kind = ValueError if text_or_missing or isinstance(error, ValueError) else TypeError
         raise kind(f"X must hold numbers only, but has {where}: {error}") from error
     width = table.shape[1]
-    n_tokens = 1 if n_tokens is None else n_tokens
-    if width % n_tokens:
-        raise ValueError(
-            f"X has {width} columns, which n_tokens={n_tokens} does not divide; a row holds "
-            "n_tokens tokens of equal width, one after the other."
-        )
+    n_tokens = _checked_n_tokens(width, n_tokens)
     names = _column_names(X)
     largest = _largest(table, lambda at: f"row {at[0]}, column {_quoted(names, at[1])}")
     # reshape, not a copy: a row's columns keep their stride
@@ -362,6 +366,42 @@ def _check_3d(X: Any, device: str | None) -> Sequences:
     largest = _largest(data, lambda at: f"sequence {at[0]}, token {at[1]}, feature {at[2]}")
     lengths = np.full(data.shape[0], data.shape[1])
     return Sequences(data, lengths, data.shape[2], largest, "array", device)
+
+
+def _check_stored(X: Any, n_tokens: int | None) -> Sequences:
+    """Rows are read once, block by block, and let go of again."""
+    if 0 in X.shape:
+        raise ValueError(
+            f"Found array with 0 sample(s), token(s) or feature(s) (shape={tuple(X.shape)}) while "
+            "a minimum of 1 is required."
+        )
+    flat = len(X.shape) == 2
+    n_tokens = _checked_n_tokens(X.shape[1], n_tokens) if flat else X.shape[1]
+    data = StoredArray(X, n_tokens)
+    n_samples, _, token_dim = data.shape
+    largest = 0.0
+    for start, block in data.blocks():
+
+        def where(at: Any, start: int = start) -> str:
+            if flat:
+                return f"row {start + at[0]}, column {at[1] * token_dim + at[2]}"
+            return f"sequence {start + at[0]}, token {at[1]}, feature {at[2]}"
+
+        largest = max(largest, _largest(block, where))
+    lengths = np.broadcast_to(n_tokens, n_samples)
+    layout = "flat" if flat else "array"
+    return Sequences(data, lengths, token_dim, largest, layout, None)
+
+
+def _checked_n_tokens(width: int, n_tokens: int | None) -> int:
+    """Tokens in a row of that many columns."""
+    n_tokens = 1 if n_tokens is None else n_tokens
+    if width % n_tokens:
+        raise ValueError(
+            f"X has {width} columns, which n_tokens={n_tokens} does not divide; a row holds "
+            "n_tokens tokens of equal width, one after the other."
+        )
+    return n_tokens
 
 
 def _check_list(X: Sequence[Any]) -> Sequences:
@@ -411,11 +451,7 @@ def _check_tensor(X: Any, n_tokens: int | None, device: str) -> Sequences:
         raise ValueError(f"Expected a 2-D or 3-D tensor, got shape {tuple(X.shape)}.")
     layout = "array" if X.ndim == 3 else "flat"
     if X.ndim == 2:
-        n_tokens = 1 if n_tokens is None else n_tokens
-        if X.shape[1] % n_tokens:
-            raise ValueError(
-                f"X has {X.shape[1]} columns, which n_tokens={n_tokens} does not divide."
-            )
+        n_tokens = _checked_n_tokens(X.shape[1], n_tokens)
         X = X.reshape(X.shape[0], n_tokens, X.shape[1] // n_tokens)
     if 0 in X.shape:
         raise ValueError(f"Found an empty tensor of shape {tuple(X.shape)}.")
@@ -532,7 +568,10 @@ def _largest(values: np.ndarray, where: Any) -> float:
 
 def _largest_of(sequences: Sequences) -> float:
     """Largest absolute value of sequences that were checked before."""
-    parts = sequences.data if sequences.layout == "list" else [sequences.data]
+    if isinstance(sequences.data, StoredArray):
+        parts: Any = (block for _, block in sequences.data.blocks())
+    else:
+        parts = sequences.data if sequences.layout == "list" else [sequences.data]
     return max(max(abs(float(part.min())), abs(float(part.max()))) for part in parts)
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from sklearn_mhla import MHLARegressor
 from sklearn_mhla._backend import NumpyBackend
 from sklearn_mhla._design import Design
-from sklearn_mhla._moments import Moments
+from sklearn_mhla._sums import Sums
 from sklearn_mhla._tokens import check_sequences
 
-METHODS = st.sampled_from(["primal", "dual"])
+METHODS = st.sampled_from(["primal", "dual", "pivoted"])
 STATES = st.sampled_from(["sum", "mean"])
 ALPHAS = st.sampled_from([0.0, 1e-3, 1.0, 1e3])
 OPTIONS = st.fixed_dictionaries(
@@ -75,9 +75,7 @@ def test_moments_of_two_parts_add_up_to_the_whole(drawn, options, choice):
         design = Design(check_sequences(X[rows]), NumpyBackend(), rescale=False, **options)
         repeats = X.shape[1] if options["output"] == "sequence" else 1
         targets = row_targets(X[rows], y[rows], options).reshape(design.n_rows, -1)
-        return Moments.from_design(
-            design, targets, np.repeat(weights[rows] + 0.5, repeats)[:, None]
-        )
+        return Sums.from_design(design, targets, np.repeat(weights[rows] + 0.5, repeats)[:, None])
 
     whole, first, second = (moments(rows) for rows in (slice(None), slice(cut), slice(cut, None)))
     for name in ("gram", "cross", "feature_sum", "weight"):

@@ -9,6 +9,7 @@ from sklearn_mhla.datasets._automata import (
 from sklearn_mhla.datasets._in_context import make_in_context_regression
 from sklearn_mhla.datasets._layout import TokenLayout
 from sklearn_mhla.datasets._linear_attention import make_linear_attention
+from sklearn_mhla.datasets._memories import make_associative_memory, make_key_value
 from sklearn_mhla.datasets._turing import (
     Configuration,
     TuringMachine,
@@ -26,8 +27,10 @@ __all__ = [
     "TuringMachine",
     "TuringMachineEncoding",
     "TuringRun",
+    "make_associative_memory",
     "make_dfa_execution",
     "make_in_context_regression",
+    "make_key_value",
     "make_linear_attention",
     "make_turing_machine",
 ]

@@ -131,7 +131,7 @@ def joined_tokens(sequences: Sequences) -> np.ndarray:
     if sequences.layout == "list":
         tokens: np.ndarray = np.concatenate(sequences.data)
     else:
-        tokens = to_numpy(sequences.data).reshape(-1, sequences.token_dim)
+        tokens = np.asarray(to_numpy(sequences.data)).reshape(-1, sequences.token_dim)
     return tokens.astype(np.float64, copy=False)
 
 

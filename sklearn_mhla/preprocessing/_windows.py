@@ -217,8 +217,8 @@ def _goals(y: Any, series: list[np.ndarray]) -> list[np.ndarray]:
 def _parts(series: Sequences) -> list[np.ndarray]:
     """Every series, (n_times, d); a 2-D input is one."""
     if series.layout == "flat":
-        return [series.data[:, 0]]
-    return list(series.data)
+        return [np.asarray(series.data)[:, 0]]
+    return list(series.data if series.layout == "list" else np.asarray(series.data))
 
 
 def _joined(windows: list[np.ndarray]) -> np.ndarray:

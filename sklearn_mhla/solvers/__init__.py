@@ -13,12 +13,13 @@ from sklearn_mhla.solvers._cg import CGSolver
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._few_heads import few_heads_memory, fit_few_heads
 from sklearn_mhla.solvers._nuclear import NuclearSolver
+from sklearn_mhla.solvers._pivoted import PivotedSolver, pivoted_if_low_rank
 from sklearn_mhla.solvers._primal import PrimalSolver
 from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit_sgd
 from sklearn_mhla.solvers._units import Units
 
 SOLVERS: dict[str, type[Solver]] = {
-    solver.name: solver for solver in (PrimalSolver, DualSolver, CGSolver)
+    solver.name: solver for solver in (PrimalSolver, DualSolver, PivotedSolver, CGSolver)
 }
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "LeastSquaresProblem",
     "MomentProblem",
     "NuclearSolver",
+    "PivotedSolver",
     "PrimalSolver",
     "ProblemSize",
     "SGDOptions",
@@ -38,6 +40,7 @@ __all__ = [
     "continue_sgd",
     "fit_few_heads",
     "fit_sgd",
+    "pivoted_if_low_rank",
 ]
 
 
@@ -88,6 +91,8 @@ def choose_solver(
             "method='cg' fits models without a limit on heads and with penalty='l2'; got "
             f"{found}. Use method='auto', 'primal' or 'dual'."
         )
+    if method != PivotedSolver.name:
+        del needed[PivotedSolver.name]  # grows with the rank, which is not known yet
     sizes = f"rows={size.n_rows}, p={size.n_features}"
     preferred = "primal" if size.n_features <= size.n_rows else "dual"
     if method != "auto":

@@ -58,20 +58,21 @@ class DualSolver(Solver):
         problem, mean = self.problem, self.mean
         smaller = min(problem.size.n_rows, problem.size.n_features)
         offset = 0.0 if mean is None else self.weight * float((mean**2).sum())
+        bounds = (self.state**2).sum(1) * (self.query**2).sum(1)
         factor = factorize(
             self.kernel,
             alpha,
             smaller,
             offset,
             problem.backend,
-            (self.state**2).sum(1) * (self.query**2).sum(1),
+            bounds,
         )
         tolerance, rows, backend = rank_tolerance(smaller), len(self.root), problem.backend
         if hides_directions(factor, alpha, tolerance, offset, self._square, rows, backend):
             if problem.size.n_features <= rows:
-                return solve_by_rows(problem, alpha, mean, tolerance, offset)
+                return solve_by_rows(problem, alpha, mean, tolerance, offset, None)
             triangle = triangle_of_rows(self._centred_columns(), rows, backend)
-            inverse = pseudo_inverse(triangle, alpha, tolerance, offset, backend)
+            inverse = pseudo_inverse(triangle, alpha, tolerance, offset, backend, bounds)
             missing = targets = self.root * problem.targets
             dual, coef = 0.0, 0.0
             for _ in range(_CORRECTIONS + 1):

@@ -112,8 +112,8 @@ def factorize(
         relative to ``||A|| + offset``.
     backend : Backend
     diagonal : array of shape (n,), optional
-        Diagonal before centring, to which rounding errors of the entries are relative. None:
-        that of ``A`` plus ``offset``.
+        What rounding errors of the entries are relative to, not below the diagonal before
+        centring. None: the diagonal of ``A`` plus ``offset``.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def factorize(
         diagonal = matrix.diagonal() + offset
     tolerance = rank_tolerance(size)
     if size >= len(matrix) or alpha > 0.0:  # otherwise singular by its dimensions
-        factor = _safe_cholesky(matrix, alpha, tolerance, diagonal, backend)
+        factor = safe_cholesky(matrix, alpha, tolerance, diagonal, backend)
         if factor is not None:
             return factor
         del matrix  # overwritten; let go of it before it is built again
@@ -148,7 +148,7 @@ def factorize(
     return RangeFactor(basis[:, :rank], shifted, condition, rank)
 
 
-def _safe_cholesky(
+def safe_cholesky(
     matrix: Array, alpha: float, tolerance: float, diagonal: Array, backend: Backend
 ) -> CholeskyFactor | None:
     """Factor ``A + alpha I`` in place; None where its smallest eigenvalue is in doubt."""
@@ -158,7 +158,7 @@ def _safe_cholesky(
     matrix *= scaling[:, None]
     matrix *= scaling
     norm = symmetric_one_norm(matrix, backend)
-    # What centring cancelled, relative to what it left.
+    # What centring or sums over tokens cancelled, relative to what they left.
     lost = max(1.0, float((scaling**2 * diagonal).max()))
     try:
         factor = backend.cholesky(matrix)

@@ -62,6 +62,19 @@ class NormalEquations:
         """Largest diagonal entry of the Gauss-Newton matrix."""
         return float(max(self.value_matrix.diagonal().max(), self.query_matrix.diagonal().max()))
 
+    def matrix(self) -> np.ndarray:
+        """The Gauss-Newton matrix; unknowns in the order ``V`` (m, H d), then ``Q`` (H d^2)."""
+        n_outputs, size, order = self.mixed.shape
+        split = n_outputs * size
+        full = np.zeros((split + order, split + order))
+        for a in range(n_outputs):
+            block = slice(a * size, (a + 1) * size)
+            full[block, block] = self.value_matrix
+            full[block, split:] = self.mixed[a]
+            full[split:, block] = self.mixed[a].T
+        full[split:, split:] = self.query_matrix
+        return full
+
     def relative_gradient(self, scale: float) -> float:
         """``||J^T r|| / (||J||_F ||y||)``, between 0 and 1; ``scale`` is ``||y||^2 / 2``."""
         gradient = np.hypot(norm(self.value_gradient), norm(self.query_gradient))
@@ -343,6 +356,34 @@ class RowEquations:
             n_rows = self.problem.targets[block.rows].shape[0]
             return self.problem.backend.zeros((n_rows, 1)) + 1.0
         return weights[block.rows] ** 0.5
+
+
+def directional_derivatives(block: Block, heads: Heads, directions: Heads) -> Array:
+    r"""Change of the predictions of a block's rows along directions ``(dV, dQ)``.
+
+    .. math:: \sum_h dV_h S Q_h q + V_h S \, dQ_h q
+
+    Parameters
+    ----------
+    block : Block
+    heads : Heads
+    directions : Heads
+        With a leading axis: ``value`` (k, H, m, d) and ``key_query`` (k, H, d, d).
+
+    Returns
+    -------
+    array of shape (n, m, k)
+    """
+    backend = block.backend
+    count, n_heads, n_outputs, d = directions.value.shape
+    state, query = _factors(block)
+    reads = _reads(state, query, backend.asarray(heads.key_query))
+    by_output = directions.value.swapaxes(1, 2).reshape(count * n_outputs, n_heads * d)
+    change = (reads @ backend.asarray(by_output).mT).reshape(-1, count, n_outputs).mT
+    by_value = backend.asarray(heads.value.swapaxes(0, 1).reshape(-1, d))
+    slopes = (by_value @ state).reshape(-1, n_outputs, n_heads * d)
+    asked = query @ backend.asarray(directions.key_query.reshape(-1, d)).mT
+    return change + slopes @ asked.reshape(-1, count, n_heads * d).mT
 
 
 def _by_head(value: np.ndarray) -> np.ndarray:

@@ -159,7 +159,12 @@ class PseudoInverse:
 
 
 def pseudo_inverse(
-    matrix: Array, alpha: float, tolerance: float, offset: float, backend: Backend
+    matrix: Array,
+    alpha: float,
+    tolerance: float,
+    offset: float,
+    backend: Backend,
+    bounds: Array | None = None,
 ) -> PseudoInverse:
     """Singular value decomposition of what is not rounding.
 
@@ -172,9 +177,14 @@ def pseudo_inverse(
     offset : float
         Squared norm of what centring subtracted; rounding is relative to it too.
     backend : Backend
+    bounds : array of shape (n,), optional
+        What the rounding of the squared norms of columns is relative to. If it is known, columns
+        above it count whatever their size.
     """
-    if alpha == 0.0 and offset == 0.0 and len(matrix) >= matrix.shape[1]:
-        scaling = backend.inverse_root_power_of_two((matrix**2).sum(0))
+    squares = (matrix**2).sum(0)
+    distinct = bounds is not None and bool((squares > tolerance**2 * bounds).all())
+    if alpha == 0.0 and offset == 0.0 and len(matrix) >= matrix.shape[1] and distinct:
+        scaling = backend.inverse_root_power_of_two(squares)
         left, singular, right = backend.svd(matrix * scaling)
         if singular[-1] > tolerance * singular[0]:
             return PseudoInverse(left, singular, scaling[:, None] * right.mT, alpha)
@@ -190,6 +200,7 @@ def solve_by_rows(
     mean: Array | None,
     tolerance: float,
     offset: float,
+    bounds: Array | None,
 ) -> Solution:
     """Least squares by a triangular factor of features and targets side by side.
 
@@ -198,7 +209,7 @@ def solve_by_rows(
     """
     p, backend = problem.size.n_features, problem.backend
     triangle = triangle_of_rows(_centred_rows(problem, mean), p + problem.size.n_outputs, backend)
-    inverse = pseudo_inverse(triangle[:, :p], alpha, tolerance, offset, backend)
+    inverse = pseudo_inverse(triangle[:, :p], alpha, tolerance, offset, backend, bounds)
     coef = inverse.solve(triangle[:, p:]).mT
     return Solution(coef, problem.intercept(coef, mean), inverse.rank, inverse.condition, 0)
 

@@ -7,6 +7,10 @@ numbers whatever the number of rows.
 
 from __future__ import annotations
 
+import warnings
+
+from scipy.linalg import LinAlgWarning
+
 from sklearn_mhla._backend import Array
 from sklearn_mhla.solvers._base import (
     LeastSquaresProblem,
@@ -16,8 +20,10 @@ from sklearn_mhla.solvers._base import (
     Solver,
     refine,
 )
-from sklearn_mhla.solvers._factor import factorize, rank_tolerance
+from sklearn_mhla.solvers._factor import EPS, factorize, rank_tolerance
 from sklearn_mhla.solvers._orthogonal import hides_directions, solve_by_rows
+
+_TOLERATED = 1e-4  # relative error of coefficients that is worth a warning
 
 
 class PrimalSolver(Solver):
@@ -48,12 +54,21 @@ class PrimalSolver(Solver):
             smaller,
             offset,
             problem.backend,
-            moments.diagonal(),
+            moments.bounds(),
         )
         # Targets are centred already: Phi^T W y_c = Phi_c^T W y_c.
         coef = factor.solve(self.cross.mT).mT
         rank = min(factor.rank, problem.largest_rank)
         if isinstance(problem, MomentProblem):  # no rows to refine with
+            if factor.condition * EPS > _TOLERATED:
+                warnings.warn(
+                    f"The Gram matrix has a condition number of {factor.condition:.1e}: "
+                    "coefficients from moments alone may have relative errors of "
+                    f"{factor.condition * EPS:.0e}. Scale the tokens, use alpha > 0, or fit "
+                    "all rows at once, which refines the solution.",
+                    LinAlgWarning,
+                    stacklevel=4,
+                )
             intercept = problem.intercept(coef, mean)
             return Solution(coef, intercept, rank, factor.condition, 0)
 
@@ -65,7 +80,7 @@ class PrimalSolver(Solver):
 
         tolerance, p = rank_tolerance(smaller), problem.size.n_features
         if hides_directions(factor, alpha, tolerance, offset, square, p, problem.backend):
-            return solve_by_rows(problem, alpha, mean, tolerance, offset)
+            return solve_by_rows(problem, alpha, mean, tolerance, offset, moments.bounds())
 
         def correct(residual: Array, coef: Array) -> Array:
             # Residuals have weighted mean zero, so the features need no centring here.

@@ -19,6 +19,7 @@ from sklearn_mhla.solvers._head_equations import (
     CoefficientEquations,
     MomentEquations,
     RowEquations,
+    directional_derivatives,
 )
 
 N_HEADS, N_OUTPUTS, D = 3, 2, 4
@@ -66,6 +67,7 @@ def check(loss, at, residual, jacobian):
     assert equations.loss == pytest.approx(half_squares, rel=ROUNDING)
     assert loss.loss(at) == pytest.approx(half_squares, rel=ROUNDING)
     assert reference.relative_error(matrix, jacobian.T @ jacobian) < ROUNDING
+    assert reference.relative_error(equations.matrix(), jacobian.T @ jacobian) < ROUNDING
     assert reference.relative_error(gradient, jacobian.T @ residual) < ROUNDING
 
 
@@ -133,3 +135,22 @@ def test_rows(backend, rows, weighted, fit_intercept, alpha):
     residual = lifted @ at.coefficients().ravel()
     residual[: targets.size] -= (root * targets).T.ravel()
     check(RowEquations(problem, alpha), at, residual, lifted @ coefficient_jacobian(at))
+
+
+@pytest.mark.parametrize("rows", ["last", "causal", "full"])
+@pytest.mark.parametrize("backend", [NumpyBackend(), TorchBackend("cpu")], ids=["numpy", "torch"])
+def test_directional_derivatives(backend, rows):
+    """The model is bilinear: along ``dV`` alone its change is the model with ``dV`` for ``V``."""
+    sequences = reference.make_ragged([3, 1, 4, 2], D)
+    options = {"output": "last" if rows == "last" else "sequence", "causal": rows == "causal"}
+    design = Design(check_sequences(sequences), backend, rescale=False, **options)
+    at, count = heads(), 5
+    random = np.random.default_rng(0)
+    directions = Heads(*(random.standard_normal((count, *part.shape)) for part in at))
+    found = np.empty((design.n_rows, N_OUTPUTS, count))
+    for block in design.blocks():
+        found[block.rows] = backend.to_numpy(directional_derivatives(block, at, directions))
+    for k, (value, key_query) in enumerate(zip(*directions, strict=True)):
+        expected = reference.predict_heads(value, at.key_query, sequences, **options)
+        expected = expected + reference.predict_heads(at.value, key_query, sequences, **options)
+        assert reference.relative_error(found[:, :, k], expected) < ROUNDING

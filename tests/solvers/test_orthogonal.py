@@ -83,10 +83,19 @@ def test_units_of_columns_do_not_matter(backend):
     random = np.random.default_rng(1)
     matrix, scale = random.standard_normal((9, 4)), np.array([1.0, 1e-10, 1e-20, 1e5])
     rhs = random.standard_normal((9, 1))
-    inverse = pseudo_inverse(backend.asarray(matrix * scale), 0.0, 1e-14, 0.0, backend)
+    scaled = backend.asarray(matrix * scale)
+    inverse = pseudo_inverse(scaled, 0.0, 1e-14, 0.0, backend, (scaled**2).sum(0))
     solution = backend.to_numpy(inverse.solve(backend.asarray(rhs)))
     expected = np.linalg.lstsq(matrix, rhs)[0]
     assert reference.relative_error(solution * scale[:, None], expected) < 1e-12
+
+
+def test_columns_of_nothing_but_rounding_do_not_count(backend):
+    random = np.random.default_rng(1)
+    matrix = random.standard_normal((9, 4)) * np.array([1.0, 1e-16, 1.0, 1.0])
+    bounds = backend.zeros((4,)) + 9.0
+    inverse = pseudo_inverse(backend.asarray(matrix), 0.0, 1e-14, 0.0, backend, bounds)
+    assert inverse.rank == 3
 
 
 def nearly_dependent(n_samples, token_dim, noise):

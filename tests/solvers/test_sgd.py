@@ -425,14 +425,6 @@ def test_partial_fit_refuses_what_does_not_fit():
         model.set_params(n_heads=7).partial_fit(X, y)
 
 
-def test_partial_fit_exists_only_for_sgd():
-    assert hasattr(sgd(), "partial_fit")
-    assert not hasattr(MHLARegressor(), "partial_fit")
-    with pytest.raises(AttributeError) as caught:
-        _ = MHLARegressor().partial_fit
-    assert "needs solver='sgd'" in str(caught.value.__cause__)
-
-
 def test_skops_needs_to_trust_nothing_but_this_package():
     sio = pytest.importorskip("skops.io")
     X, y = teacher_data(50)
