@@ -1,5 +1,7 @@
 """Multi-head linear attention with the interface of scikit-learn."""
 
+from sklearn_mhla._classifier import MHLAClassifier
+from sklearn_mhla._cv import MHLARegressorCV
 from sklearn_mhla._heads import Heads, function_distance
 from sklearn_mhla._minimal_heads import minimal_heads
 from sklearn_mhla._moments import Moments
@@ -17,7 +19,9 @@ __all__ = [
     "Heads",
     "IdentifiabilityCertificate",
     "IdentifiabilityCertifier",
+    "MHLAClassifier",
     "MHLARegressor",
+    "MHLARegressorCV",
     "Moments",
     "certify_identifiable",
     "function_distance",

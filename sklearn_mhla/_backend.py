@@ -90,6 +90,12 @@ class Backend(Protocol):
     def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
         """``U``, descending singular values and ``V^T`` of a matrix, thin."""
 
+    def eigh(self, matrix: Array) -> tuple[Array, Array]:
+        """Ascending eigenvalues and eigenvectors of a symmetric lower triangle."""
+
+    def solve(self, matrices: Array, rhs: Array) -> Array:
+        """Solutions ``(k, n, m)`` of ``k`` systems of order ``n``."""
+
     def inverse_root_power_of_two(self, values: Array) -> Array:
         """Powers of two near ``1 / sqrt(values)``; 1 where a value is not positive."""
 
@@ -182,6 +188,13 @@ class NumpyBackend:
     def svd(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         left, singular, right = svd(matrix, full_matrices=False, check_finite=False)
         return left, singular, right
+
+    def eigh(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        eigenvalues, eigenvectors = np.linalg.eigh(matrix, UPLO="L")
+        return eigenvalues, eigenvectors
+
+    def solve(self, matrices: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        return np.linalg.solve(matrices, rhs)
 
     def inverse_root_power_of_two(self, values: np.ndarray) -> np.ndarray:
         exponent = np.frexp(np.where(values > 0.0, values, 0.5))[1]
@@ -277,6 +290,13 @@ class TorchBackend:
     def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
         left, singular, right = self.torch.linalg.svd(matrix, full_matrices=False)
         return left, singular, right
+
+    def eigh(self, matrix: Array) -> tuple[Array, Array]:
+        eigenvalues, eigenvectors = self.torch.linalg.eigh(matrix)
+        return eigenvalues, eigenvectors
+
+    def solve(self, matrices: Array, rhs: Array) -> Array:
+        return self.torch.linalg.solve(matrices, rhs)
 
     def inverse_root_power_of_two(self, values: Array) -> Array:
         exponent = self.torch.frexp(self.torch.where(values > 0.0, values, 0.5))[1]

@@ -176,8 +176,11 @@ class Design:
         shared = self.output == "sequence" and not self.causal
         return int(self.sequences.lengths.max()) if shared else 1
 
-    def take(self, chosen: np.ndarray) -> Design:
-        """The rows of the chosen sequences, with tokens divided by the same power of two."""
+    def take(self, chosen: np.ndarray, *, verbose: bool | None = None) -> Design:
+        """The rows of the chosen sequences, with tokens divided by the same power of two.
+
+        ``verbose=None`` keeps that of the whole.
+        """
         if len(chosen) == len(self.sequences) and (np.diff(chosen) == 1).all():
             return self  # all of them in their order
         return Design(
@@ -188,8 +191,16 @@ class Design:
             state=self.state,
             rescale=self.exponent != 0,
             equilibration=self.equilibration,
-            verbose=self.verbose,
+            verbose=self.verbose if verbose is None else verbose,
         )
+
+    def rows_of(self, chosen: np.ndarray) -> np.ndarray:
+        """Positions of the rows that belong to the chosen sequences, in their order."""
+        if self.output == "last":
+            return chosen
+        lengths = self.sequences.lengths[chosen]
+        before = np.cumsum(lengths) - lengths
+        return np.repeat(self._first_row[chosen] - before, lengths) + np.arange(lengths.sum())
 
     def blocks(self, description: str | None = None, isometric: bool = True) -> Iterator[Block]:
         """All rows, block by block.

@@ -105,20 +105,10 @@ def _solve(
 ) -> dict[str, Any]:
     if model.penalty == "nuclear":
         return _fit_nuclear(model, problem, units, solver.name)
-    if _is_restricted(model, problem.size):
-        return _fit_few_heads(model, problem, units, solver.name)
+    n_heads = int(model.n_heads) if _is_restricted(model, problem.size) else None
     if solver is CGSolver and isinstance(problem, LeastSquaresProblem):
         factored = _conjugate_gradients(model, problem, units)
-    solution = (factored or solver(problem)).solve(units.alpha(model.alpha))
-    to_numpy = problem.backend.to_numpy
-    return {
-        "coef_": units.coef(to_numpy(solution.coef)),
-        "intercept_": units.intercept(to_numpy(solution.intercept)),
-        "_heads": None,
-        "method_": solver.name,
-        "n_iter_": solution.n_iter,
-        "rank_": solution.rank,
-    }
+    return fit_l2(model, problem, units, solver, n_heads, units.alpha(model.alpha), factored)
 
 
 def _conjugate_gradients(model: Any, problem: LeastSquaresProblem, units: Units) -> CGSolver:
@@ -141,23 +131,44 @@ def _conjugate_gradients(model: Any, problem: LeastSquaresProblem, units: Units)
     )
 
 
-def _fit_few_heads(
-    model: Any, problem: LeastSquaresProblem | MomentProblem, units: Units, method: str
+def fit_l2(
+    model: Any,
+    problem: LeastSquaresProblem | MomentProblem,
+    units: Units,
+    solver: Any,
+    n_heads: int | None,
+    alpha: float,
+    factored: Solver | None = None,
 ) -> dict[str, Any]:
-    solution = fit_few_heads(
+    """Attributes of a fit with the l2 penalty ``alpha``, which is in the units of the problem.
+
+    ``factored`` is the solver of the problem where one has been made already.
+    """
+    to_numpy = problem.backend.to_numpy
+    if n_heads is None:
+        solution = (factored or solver(problem)).solve(alpha)
+        return {
+            "coef_": units.coef(to_numpy(solution.coef)),
+            "intercept_": units.intercept(to_numpy(solution.intercept)),
+            "_heads": None,
+            "method_": solver.name,
+            "n_iter_": solution.n_iter,
+            "rank_": solution.rank,
+        }
+    restricted = fit_few_heads(
         problem,
-        int(model.n_heads or 0),
-        units.alpha(model.alpha),
-        method=method,
+        n_heads,
+        alpha,
+        method=solver.name,
         max_iter=model.max_iter,
         tol=model.tol,
         random=check_random_state(model.random_state),
     )
-    return attributes_of(solution.heads, solution.intercept, units) | {
-        "method_": method,
-        "n_iter_": solution.n_iter,
-        "loss_": units.loss(solution.loss),
-        "gradient_norm_": solution.gradient_norm,
+    return attributes_of(restricted.heads, restricted.intercept, units) | {
+        "method_": solver.name,
+        "n_iter_": restricted.n_iter,
+        "loss_": units.loss(restricted.loss),
+        "gradient_norm_": restricted.gradient_norm,
     }
 
 
@@ -182,7 +193,7 @@ def fit_sgd_model(model: Any, rows: Rows, partial: bool = False) -> dict[str, An
     with one_torch_thread():
         backend = backend_for(model.device, rows.sequences.device, torch_on_cpu=True)
         problem, units = problem_of(model, backend, rows)
-        options = sgd_options(model, _most_heads(problem.size))
+        options = sgd_options(model, most_heads(problem.size))
         start = None
         if going_on or (model.warm_start and hasattr(model, "coef_")):
             start = _model_so_far(model, problem, units, options.n_heads)
@@ -276,9 +287,9 @@ def design_of(
 
 def _is_restricted(model: Any, size: ProblemSize) -> bool:
     """Whether the number of heads leaves out a part of the model class."""
-    return model.n_heads is not None and model.n_heads < _most_heads(size)
+    return model.n_heads is not None and model.n_heads < most_heads(size)
 
 
-def _most_heads(size: ProblemSize) -> int:
+def most_heads(size: ProblemSize) -> int:
     """With that many heads every function of the model class can be written."""
     return min(size.n_outputs * size.token_dim, size.token_dim**2)

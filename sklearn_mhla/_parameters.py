@@ -24,21 +24,11 @@ _CHOICES = {
 
 def check_parameters(estimator: Any) -> None:
     """Raise a ValueError or TypeError that names the first invalid parameter."""
-    for name, choices in _CHOICES.items():
-        if getattr(estimator, name) not in choices:
-            raise ValueError(
-                f"{name} must be one of {', '.join(map(repr, choices))}; got "
-                f"{getattr(estimator, name)!r}."
-            )
-    for name in ("fit_intercept", "causal", "early_stopping", "warm_start"):
-        if not isinstance(getattr(estimator, name), (bool, np.bool_)):
-            raise ValueError(f"{name} must be True or False; got {getattr(estimator, name)!r}.")
+    _check_choices(estimator, _CHOICES)
+    _check_flags(estimator, ("fit_intercept", "causal", "early_stopping", "warm_start"))
     check_scalar(estimator.verbose, "verbose", Integral, min_val=0)
     for name in ("alpha", "learning_rate", "tol"):
-        value = getattr(estimator, name)
-        check_scalar(value, name, Real, min_val=0.0)
-        if not math.isfinite(value):
-            raise ValueError(f"{name} must be finite; got {value}.")
+        _check_not_negative(getattr(estimator, name), name)
     for name in ("n_tokens", "n_heads", "max_iter", "batch_size", "n_iter_no_change"):
         if getattr(estimator, name) is not None or name not in ("n_tokens", "n_heads"):
             check_scalar(getattr(estimator, name), name, Integral, min_val=1)
@@ -68,6 +58,76 @@ def check_parameters(estimator: Any) -> None:
         max_val=1.0,
         include_boundaries="neither",
     )
+
+
+def check_cv_parameters(estimator: Any) -> None:
+    """As :func:`check_parameters`, for the cross-validated estimator."""
+    shared = {name: _CHOICES[name] for name in ("heads", "output", "state")}
+    _check_choices(estimator, {**shared, "method": ("auto", "primal", "dual")})
+    _check_flags(estimator, ("fit_intercept", "causal", "alpha_per_target"))
+    check_scalar(estimator.verbose, "verbose", Integral, min_val=0)
+    _check_not_negative(estimator.tol, "tol")
+    check_scalar(estimator.max_iter, "max_iter", Integral, min_val=1)
+    if estimator.n_tokens is not None:
+        check_scalar(estimator.n_tokens, "n_tokens", Integral, min_val=1)
+    n_heads = estimator.n_heads
+    counts = [n_heads] if n_heads is None or np.ndim(n_heads) == 0 else list(n_heads)
+    if not counts:
+        raise ValueError("n_heads is empty; it must be None, an integer or a list of these.")
+    for count in counts:
+        if count is not None:
+            check_scalar(count, "n_heads", Integral, min_val=1)
+    if estimator.alpha_per_target and counts != [None]:
+        raise ValueError(
+            "alpha_per_target=True needs n_heads=None, because outputs share the heads; got "
+            f"n_heads={n_heads!r}."
+        )
+    if estimator.alphas is not None:
+        _check_alphas(estimator.alphas, estimator.cv is None)
+    if not (estimator.scoring is None or isinstance(estimator.scoring, str)) and not callable(
+        estimator.scoring
+    ):
+        raise ValueError(
+            f"scoring must be None, the name of a scorer or a callable; got {estimator.scoring!r}."
+        )
+
+
+def _check_alphas(alphas: Any, leave_one_out: bool) -> None:
+    try:
+        values = np.atleast_1d(np.asarray(alphas, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise ValueError(f"alphas must be numbers; got {alphas!r}.") from None
+    if values.ndim != 1 or len(values) == 0:
+        raise ValueError(f"alphas must be a non-empty 1-D array; got shape {values.shape}.")
+    for index, value in enumerate(values):
+        _check_not_negative(float(value), f"alphas[{index}]")
+        if value == 0.0 and leave_one_out:
+            raise ValueError(
+                f"alphas[{index}] == 0, must be > 0 for leave-one-out (cv=None): without a penalty "
+                "a sequence that alone determines a direction has no closed-form error. Remove "
+                "it, or set cv, for example cv=5."
+            )
+
+
+def _check_choices(estimator: Any, choices: dict[str, tuple[str, ...]]) -> None:
+    for name, allowed in choices.items():
+        if getattr(estimator, name) not in allowed:
+            raise ValueError(
+                f"{name} must be one of {', '.join(map(repr, allowed))}; got "
+                f"{getattr(estimator, name)!r}."
+            )
+
+
+def _check_flags(estimator: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        if not isinstance(getattr(estimator, name), (bool, np.bool_)):
+            raise ValueError(f"{name} must be True or False; got {getattr(estimator, name)!r}.")
+
+
+def _check_not_negative(value: Any, name: str) -> None:
+    check_scalar(value, name, Real, min_val=0.0)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite; got {value}.")
 
 
 def sgd_options(estimator: Any, most_heads: int) -> SGDOptions:

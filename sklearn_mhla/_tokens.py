@@ -80,11 +80,13 @@ class Sequences:
         return backend.asarray(padded)
 
     def take(self, indices: np.ndarray) -> Sequences:
-        """The chosen sequences only."""
+        """The chosen sequences only; neighbours in their order are not copied."""
         if self.layout == "list":
             chosen: Any = [self.data[i] for i in indices]
         elif isinstance(self.data, StoredArray):
             chosen = self.data.take(indices)
+        elif len(indices) and (np.diff(indices) == 1).all():
+            chosen = self.data[int(indices[0]) : int(indices[-1]) + 1]
         else:
             chosen = self.data[indices]
         return replace(self, data=chosen, lengths=self.lengths[indices])

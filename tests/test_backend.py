@@ -222,6 +222,25 @@ def test_range_eigh(backend, order, rank):
     assert reference.relative_error(basis * eigenvalues[:rank] @ basis.T, matrix) < 1e-12
 
 
+def test_eigh_reads_the_lower_triangle(backend):
+    random = np.random.default_rng(0)
+    root = random.standard_normal((6, 4))
+    matrix = root @ root.T
+    rubbish = np.tril(matrix) + np.triu(np.full((6, 6), 1e9), 1)
+    eigenvalues, basis = map(backend.to_numpy, backend.eigh(backend.asarray(rubbish)))
+    assert (np.diff(eigenvalues) >= 0).all()
+    assert reference.relative_error(basis.T @ basis, np.eye(6)) < 1e-12
+    assert reference.relative_error(basis * eigenvalues @ basis.T, matrix) < 1e-12
+
+
+def test_solve_many_systems(backend):
+    random = np.random.default_rng(0)
+    matrices, rhs = random.standard_normal((5, 4, 4)), random.standard_normal((5, 4, 2))
+    solved = backend.to_numpy(backend.solve(backend.asarray(matrices), backend.asarray(rhs)))
+    for matrix, right, solution in zip(matrices, rhs, solved, strict=True):
+        assert reference.relative_error(matrix @ solution, right) < 1e-12
+
+
 def test_range_of_nothing(backend):
     basis, eigenvalues = backend.range_eigh(backend.zeros((3, 3)), 0.0)
     assert basis.shape == (3, 0)

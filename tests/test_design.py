@@ -227,3 +227,24 @@ def test_progress_is_shown_only_when_asked_for(capsys):
     assert capsys.readouterr().err == ""
     list(Design(sequences, BACKEND, verbose=True).blocks("loud"))
     assert "loud" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", OUTPUTS)
+@pytest.mark.parametrize("chosen", [[0], [2, 3], [4, 1, 3], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("ragged", [True, False])
+def test_rows_of_chosen_sequences(options, chosen, ragged):
+    lengths = [3, 1, 4, 2, 3] if ragged else [3] * 5
+    sequences = check_sequences(reference.make_ragged(lengths, 2))
+    design = Design(sequences, BACKEND, **options)
+    chosen = np.array(chosen)
+    coef = np.random.default_rng(0).standard_normal((2, design.n_features))
+    of_chosen = design.take(chosen).matvec(coef)
+    np.testing.assert_allclose(of_chosen, design.matvec(coef)[design.rows_of(chosen)])
+
+
+def test_neighbours_are_not_copied():
+    X = reference.make_sequences(0.0, 6)
+    sequences = check_sequences(X)
+    assert np.shares_memory(sequences.take(np.array([2, 3, 4])).data, sequences.data)
+    np.testing.assert_array_equal(sequences.take(np.array([4, 3])).data, X[[4, 3]])
+    assert len(sequences.take(np.array([], dtype=int))) == 0

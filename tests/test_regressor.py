@@ -23,7 +23,7 @@ from sklearn_mhla import (
     Heads,
     MHLARegressor,
     _fitting,
-    _regressor,
+    _model,
     function_distance,
     minimal_heads,
 )
@@ -363,7 +363,7 @@ def test_heads_are_computed_once_and_only_when_asked_for(monkeypatch):
         calls.append(args)
         return minimal_heads(*args)
 
-    monkeypatch.setattr(_regressor, "minimal_heads", counting)
+    monkeypatch.setattr(_model, "minimal_heads", counting)
     X, y = noisy()
     model = MHLARegressor().fit(X, y)
     model.predict(X)

@@ -31,7 +31,7 @@ from sklearn.utils import estimator_html_repr, get_tags
 from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 from sklearn.utils.fixes import parse_version
 
-from sklearn_mhla import MHLARegressor, _regressor
+from sklearn_mhla import MHLARegressor, _model
 
 COLUMNS = [f"token{t}_{axis}" for t in range(5) for axis in "xyz"]
 FORMS = {
@@ -522,7 +522,7 @@ def test_html_of_a_fitted_model_computes_no_heads(monkeypatch):
     def refuse(*args):
         raise AssertionError("a display must not start a large decomposition")
 
-    monkeypatch.setattr(_regressor, "minimal_heads", refuse)
+    monkeypatch.setattr(_model, "minimal_heads", refuse)
     page = estimator_html_repr(make_pipeline(FunctionTransformer(), model))
     assert "MHLARegressor" in page
     if parse_version(sklearn.__version__) >= parse_version("1.9"):

@@ -11,8 +11,10 @@ from sklearn_mhla.solvers._base import (
 )
 from sklearn_mhla.solvers._cg import CGSolver
 from sklearn_mhla.solvers._dual import DualSolver
-from sklearn_mhla.solvers._few_heads import few_heads_memory, fit_few_heads
+from sklearn_mhla.solvers._few_heads import best_heads, few_heads_memory, fit_few_heads
+from sklearn_mhla.solvers._leave_one_out import leave_one_out
 from sklearn_mhla.solvers._nuclear import NuclearSolver
+from sklearn_mhla.solvers._path import RidgePath
 from sklearn_mhla.solvers._pivoted import PivotedSolver, pivoted_if_low_rank
 from sklearn_mhla.solvers._primal import PrimalSolver
 from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit_sgd
@@ -25,21 +27,25 @@ SOLVERS: dict[str, type[Solver]] = {
 __all__ = [
     "SOLVERS",
     "CGSolver",
+    "DualSolver",
     "LeastSquaresProblem",
     "MomentProblem",
     "NuclearSolver",
     "PivotedSolver",
     "PrimalSolver",
     "ProblemSize",
+    "RidgePath",
     "SGDOptions",
     "SGDSolution",
     "Solution",
     "Solver",
     "Units",
+    "best_heads",
     "choose_solver",
     "continue_sgd",
     "fit_few_heads",
     "fit_sgd",
+    "leave_one_out",
     "pivoted_if_low_rank",
 ]
 

@@ -73,10 +73,10 @@ class Problem(ABC):
     def target_squares(self) -> float: ...
 
     def intercept(self, coef: Array, mean: Array | None) -> Array:
-        """Best intercept for given coefficients and mean features (1, p)."""
+        """Best intercepts (..., m) for coefficients (..., m, p) and mean features (1, p)."""
         if mean is None:
             return self.target_mean
-        return self.target_mean - (coef @ mean.mT)[:, 0]
+        return self.target_mean - (coef @ mean.mT)[..., 0]
 
     @property
     def largest_rank(self) -> int:

@@ -52,27 +52,34 @@ class DualSolver(Solver):
         self.state, self.query = state, query
         self.weight = float((self.root**2).sum())
         self.mean = self._adjoint(self.root) / self.weight if problem.fit_intercept else None
+        self.offset = 0.0 if self.mean is None else self.weight * float((self.mean**2).sum())
+        self.diagonal = (state**2).sum(1) * (query**2).sum(1)
+
+    @property
+    def trace(self) -> float:
+        """Of the centred kernel: the sum of its eigenvalues."""
+        return float(self.diagonal.sum()) - self.offset
 
     def solve(self, alpha: float) -> Solution:
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
         problem, mean = self.problem, self.mean
         smaller = min(problem.size.n_rows, problem.size.n_features)
-        offset = 0.0 if mean is None else self.weight * float((mean**2).sum())
-        bounds = (self.state**2).sum(1) * (self.query**2).sum(1)
         factor = factorize(
             self.kernel,
             alpha,
             smaller,
-            offset,
+            self.offset,
             problem.backend,
-            bounds,
+            self.diagonal,
         )
         tolerance, rows, backend = rank_tolerance(smaller), len(self.root), problem.backend
-        if hides_directions(factor, alpha, tolerance, offset, self._square, rows, backend):
+        if hides_directions(factor, alpha, tolerance, self.offset, self._square, rows, backend):
             if problem.size.n_features <= rows:
-                return solve_by_rows(problem, alpha, mean, tolerance, offset, None)
+                return solve_by_rows(problem, alpha, mean, tolerance, self.offset, None)
             triangle = triangle_of_rows(self._centred_columns(), rows, backend)
-            inverse = pseudo_inverse(triangle, alpha, tolerance, offset, backend, bounds)
+            inverse = pseudo_inverse(
+                triangle, alpha, tolerance, self.offset, backend, self.diagonal
+            )
             missing = targets = self.root * problem.targets
             dual, coef = 0.0, 0.0
             for _ in range(_CORRECTIONS + 1):

@@ -12,6 +12,7 @@ mean. More starts follow until one fits exactly or the best value has been reach
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from sklearn_mhla._backend import Array
 from sklearn_mhla._heads import Heads, coef_to_tensor, tensor_to_heads
 from sklearn_mhla.solvers._base import LeastSquaresProblem, MomentProblem, ProblemSize
 from sklearn_mhla.solvers._dual import DualSolver
@@ -102,32 +102,28 @@ def fit_few_heads(
     ConvergenceWarning
         If the best run did not converge; says by how much.
     """
-    d = problem.size.token_dim
     to_numpy = problem.backend.to_numpy
     loss: HeadLoss
     if method == "primal":
         solver = PrimalSolver(problem)
-        coef: Array = solver.solve(alpha).coef
-        metric = solver.metric(alpha)
-        loss = MomentEquations(to_numpy(metric), to_numpy(coef), d)
+        coef = solver.solve(alpha).coef
+        metric = to_numpy(solver.metric(alpha))
+        loss = MomentEquations(metric, to_numpy(coef), problem.size.token_dim)
         unrestricted = solver.minimum(coef)
     else:
         assert isinstance(problem, LeastSquaresProblem)
         coef = DualSolver(problem).solve(alpha).coef
         loss = rows = RowEquations(problem, alpha)
         unrestricted = 0.0
-    tensor = coef_to_tensor(to_numpy(coef), d)
-    zero = Heads(np.zeros((n_heads, len(tensor), d)), np.zeros((n_heads, d, d)))
-    scale = loss.loss(zero)
-    best = _best_run(loss, _starts(loss, tensor, n_heads, random), scale, max_iter, tol)
-    if not best.converged:
-        warnings.warn(
-            f"The fit of {n_heads} heads stopped after {best.n_iter} steps with a relative "
-            f"gradient of {best.gradient_norm:.1e}; the last steps still lowered the loss by more "
-            f"than tol={tol:g} of its value. Raise max_iter or tol.",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
+    best = best_heads(
+        loss,
+        to_numpy(coef),
+        problem.size.token_dim,
+        n_heads,
+        max_iter=max_iter,
+        tol=tol,
+        random=random,
+    )
     if method == "primal":
         intercept = solver.intercept(problem.backend.asarray(best.heads.coefficients()))
     else:
@@ -139,6 +135,59 @@ def fit_few_heads(
         best.gradient_norm,
         best.n_iter,
     )
+
+
+def best_heads(
+    loss: HeadLoss,
+    coef: np.ndarray,
+    token_dim: int,
+    n_heads: int,
+    *,
+    max_iter: int,
+    tol: float,
+    random: np.random.RandomState,
+    start: Heads | None = None,
+) -> HeadFit:
+    """The best of several runs, the first from ``start`` where one is known.
+
+    Parameters
+    ----------
+    loss : HeadLoss
+    coef : ndarray of shape (m, p)
+        Unrestricted solution.
+    token_dim : int
+    n_heads, max_iter, tol, random
+        As for :func:`fit_few_heads`.
+    start : Heads, optional
+        For example the solution for a similar penalty.
+
+    Returns
+    -------
+    HeadFit
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the best run did not converge; says by how much.
+    """
+    tensor = coef_to_tensor(coef, token_dim)
+    zero = Heads(
+        np.zeros((n_heads, len(tensor), token_dim)), np.zeros((n_heads, token_dim, token_dim))
+    )
+    scale = loss.loss(zero)
+    starts = _starts(loss, tensor, n_heads, random)
+    if start is not None:
+        starts = itertools.chain([start], starts)
+    best = _best_run(loss, starts, scale, max_iter, tol)
+    if not best.converged:
+        warnings.warn(
+            f"The fit of {n_heads} heads stopped after {best.n_iter} steps with a relative "
+            f"gradient of {best.gradient_norm:.1e}; the last steps still lowered the loss by more "
+            f"than tol={tol:g} of its value. Raise max_iter or tol.",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    return best
 
 
 def _best_run(

@@ -42,17 +42,23 @@ class PrimalSolver(Solver):
         self.moments = problem.moments
         self.mean = self.moments.mean() if problem.fit_intercept else None
         self.cross = self.moments.cross_matrix(self.mean)
+        weight = self.moments.weight
+        self.offset = 0.0 if self.mean is None else weight * float((self.mean**2).sum())
+
+    @property
+    def trace(self) -> float:
+        """Of the system: the sum of its eigenvalues."""
+        return float(self.moments.diagonal().sum()) - self.offset
 
     def solve(self, alpha: float) -> Solution:
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
         problem, moments, mean = self.problem, self.moments, self.mean
         smaller = min(problem.size.n_rows, problem.size.n_features)
-        offset = 0.0 if mean is None else moments.weight * float((mean**2).sum())
         factor = factorize(
             lambda: moments.gram_matrix(mean),
             alpha,
             smaller,
-            offset,
+            self.offset,
             problem.backend,
             moments.bounds(),
         )
@@ -79,8 +85,8 @@ class PrimalSolver(Solver):
             return problem.design.rmatvec(problem.weighted(image)).mT
 
         tolerance, p = rank_tolerance(smaller), problem.size.n_features
-        if hides_directions(factor, alpha, tolerance, offset, square, p, problem.backend):
-            return solve_by_rows(problem, alpha, mean, tolerance, offset, moments.bounds())
+        if hides_directions(factor, alpha, tolerance, self.offset, square, p, problem.backend):
+            return solve_by_rows(problem, alpha, mean, tolerance, self.offset, moments.bounds())
 
         def correct(residual: Array, coef: Array) -> Array:
             # Residuals have weighted mean zero, so the features need no centring here.
