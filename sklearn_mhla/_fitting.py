@@ -47,7 +47,7 @@ def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
         size,
         backend.available_memory(),
         model.n_heads if restricted else None,
-        penalty=model.penalty,
+        iterative=model.penalty == "l2",
     )
     problem, units = problem_of(model, backend, rows, bool(model.verbose))
     low_rank = None

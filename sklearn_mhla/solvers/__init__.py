@@ -56,7 +56,7 @@ def choose_solver(
     available: int,
     n_heads: int | None = None,
     *,
-    penalty: str = "l2",
+    iterative: bool = True,
 ) -> tuple[type[Solver], str]:
     """Pick a solver that fits into memory.
 
@@ -70,8 +70,9 @@ def choose_solver(
         Bytes that may be used.
     n_heads : int, optional
         Heads of a restricted model, whose normal equations need room as well.
-    penalty : {"l2", "nuclear"}, default="l2"
-        Conjugate gradients are for unrestricted models with the first.
+    iterative : bool, default=True
+        Whether conjugate gradients will do. They give coefficients for one ``alpha``, no
+        factorisation, and only for an unrestricted model.
 
     Returns
     -------
@@ -89,12 +90,12 @@ def choose_solver(
     needed = {
         name: solver.memory(size) if n_heads is None else few_heads_memory(name, size, n_heads)
         for name, solver in SOLVERS.items()
-        if name != "cg" or (n_heads is None and penalty == "l2")
+        if name != "cg" or (n_heads is None and iterative)
     }
     if method == "cg" and "cg" not in needed:
-        found = f"n_heads={n_heads}" if penalty == "l2" else f"penalty={penalty!r}"
+        found = f"; got n_heads={n_heads}" if n_heads is not None else ""
         raise ValueError(
-            "method='cg' fits models without a limit on heads and with penalty='l2'; got "
+            "method='cg' fits models without a limit on heads and with penalty='l2'"
             f"{found}. Use method='auto', 'primal' or 'dual'."
         )
     if method != PivotedSolver.name:

@@ -562,7 +562,7 @@ def test_conjugate_gradients_are_taken_where_no_direct_method_fits():
         with pytest.raises(MemoryError, match="Use method='cg'"):
             choose_solver(method, size, 16 * 10**9)
     # With few heads or the nuclear norm they are no way out.
-    for restriction in ({"n_heads": 2}, {"penalty": "nuclear"}):
+    for restriction in ({"n_heads": 2}, {"iterative": False}):
         with pytest.raises(MemoryError, match="No method fits") as caught:
             choose_solver("auto", size, 16 * 10**9, **restriction)
         assert "'cg'" not in str(caught.value)
