@@ -81,9 +81,9 @@ class MHLARegressorCV(LinearAttentionModel):
         Coefficients of the packed cubic features, fitted to all data.
     intercept_ : ndarray of shape (n_outputs,)
         The constant, zeros if ``fit_intercept=False``.
-    value_ : ndarray of shape (n_heads_, n_outputs, d)
+    value_ : ndarray of shape (`n_heads_`, n_outputs, d)
         Value matrices.
-    key_query_ : ndarray of shape (n_heads_, d, d)
+    key_query_ : ndarray of shape (`n_heads_`, d, d)
         Fused key-query matrices.
     n_heads_ : int
         Number of heads in ``value_`` and ``key_query_``.
@@ -102,7 +102,7 @@ class MHLARegressorCV(LinearAttentionModel):
         Width ``d`` of the tokens.
     n_features_in_ : int
         Number of columns of a 2-D ``X``; ``token_dim_`` for 3-D input and lists.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (`n_features_in_`,)
         Column names of a data frame; defined only if ``X`` had them.
 
     See Also

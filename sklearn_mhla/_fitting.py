@@ -154,6 +154,7 @@ def fit_l2(
             "method_": solver.name,
             "n_iter_": solution.n_iter,
             "rank_": solution.rank,
+            "_ridge": (alpha, problem.fit_intercept),
         }
     restricted = fit_few_heads(
         problem,

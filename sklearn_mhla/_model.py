@@ -35,6 +35,7 @@ SOLVED = (
     "loss_",
     "gradient_norm_",
     "dual_gap_",
+    "_ridge",
 )
 # What the next fit forgets.
 _OF_ONE_FIT = (
@@ -44,6 +45,7 @@ _OF_ONE_FIT = (
     "_optimizer",
     "_moments",
     "_unsolved",
+    "_posterior",
 )
 
 
@@ -90,15 +92,7 @@ class LinearAttentionModel(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """
         check_is_fitted(self)
         sequences = self._check_new(X)
-        rows = self._predict_rows(sequences)
-        if self._target_ndim == 0:
-            rows = rows[:, 0]
-        if self.output == "sequence":
-            if sequences.layout == "list":
-                parts = np.split(rows, np.cumsum(sequences.lengths)[:-1])
-                return [as_input_kind(part, sequences.device) for part in parts]
-            rows = rows.reshape(len(sequences), -1, *rows.shape[1:])
-        return as_input_kind(rows, sequences.device)
+        return self._shaped(self._predict_rows(sequences), sequences)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Coefficient of determination, averaged over outputs.
@@ -179,12 +173,12 @@ class LinearAttentionModel(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     @property
     def value_(self) -> np.ndarray:
-        """Value matrices, shape (n_heads_, n_outputs, d)."""
+        """Value matrices, shape (`n_heads_`, n_outputs, d)."""
         return self._computed_heads("value_").value
 
     @property
     def key_query_(self) -> np.ndarray:
-        """Fused key-query matrices, shape (n_heads_, d, d)."""
+        """Fused key-query matrices, shape (`n_heads_`, d, d)."""
         return self._computed_heads("key_query_").key_query
 
     @property
@@ -203,6 +197,17 @@ class LinearAttentionModel(MultiOutputMixin, RegressorMixin, BaseEstimator):
             convert = svd_heads if self.heads == "svd" else minimal_heads
             self._heads = convert(self.coef_, self.token_dim_)
         return self._heads
+
+    def _shaped(self, rows: np.ndarray, sequences: Sequences) -> Any:
+        """Outputs (rows, m) in the form of the targets and the kind of the input."""
+        if self._target_ndim == 0:
+            rows = rows[:, 0]
+        if self.output == "sequence":
+            if sequences.layout == "list":
+                parts = np.split(rows, np.cumsum(sequences.lengths)[:-1])
+                return [as_input_kind(part, sequences.device) for part in parts]
+            rows = rows.reshape(len(sequences), -1, *rows.shape[1:])
+        return as_input_kind(rows, sequences.device)
 
     def _check_new(self, X: Any) -> Sequences:
         compare_features(self, X)

@@ -12,6 +12,7 @@ from sklearn_mhla._backend import import_torch
 from sklearn_mhla._fitting import (
     add_to_moments,
     attributes_of,
+    design_of,
     fit_convex,
     fit_moments,
     fit_sgd_model,
@@ -19,6 +20,7 @@ from sklearn_mhla._fitting import (
 from sklearn_mhla._model import SOLVED, LinearAttentionModel
 from sklearn_mhla._parameters import check_parameters
 from sklearn_mhla._sums import Sums
+from sklearn_mhla._uncertainty import Posterior
 from sklearn_mhla.identifiability import IdentifiabilityCertificate
 from sklearn_mhla.identifiability._certify import certify_moments
 from sklearn_mhla.solvers import Units
@@ -150,9 +152,9 @@ class MHLARegressor(LinearAttentionModel):
         runs fastest.
     intercept_ : ndarray of shape (n_outputs,)
         The constant, zeros if ``fit_intercept=False``.
-    value_ : ndarray of shape (n_heads_, n_outputs, d)
+    value_ : ndarray of shape (`n_heads_`, n_outputs, d)
         Value matrices. Computed from ``coef_`` on first use.
-    key_query_ : ndarray of shape (n_heads_, d, d)
+    key_query_ : ndarray of shape (`n_heads_`, d, d)
         Fused key-query matrices. Computed from ``coef_`` on first use.
     n_heads_ : int
         Number of heads in ``value_`` and ``key_query_``, at most ``min(n_outputs d, d^2)``.
@@ -182,7 +184,7 @@ class MHLARegressor(LinearAttentionModel):
         Width ``d`` of the tokens.
     n_features_in_ : int
         Number of columns of a 2-D ``X``; ``token_dim_`` for 3-D input and lists.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (`n_features_in_`,)
         Column names of a data frame; defined only if ``X`` had them.
 
     See Also
@@ -218,6 +220,8 @@ class MHLARegressor(LinearAttentionModel):
     """
 
     _optimizer: dict[str, Any] | None
+    _posterior: Posterior
+    _ridge: tuple[float, bool]
     _moments: Sums
 
     def __init__(
@@ -303,6 +307,60 @@ n_samples arrays of shape (n_tokens_i, d)
         rows, attributes = self._validated(X, y, sample_weight)
         solve = fit_sgd_model if self.solver == "sgd" else fit_convex
         return self._store(attributes | solve(self, rows))
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Evaluate the model.
+
+        Parameters
+        ----------
+        X : array-like or list of arrays
+            Sequences in any form that `fit` accepts. The token width must be that of the fit;
+            the number of tokens is free for 3-D input and lists.
+        return_std : bool, default=False
+            Whether to return the standard deviation of the predictive distribution as well, noise
+            included, in the view of Bayesian linear regression: noise variance from the residuals,
+            uncertainty of the coefficients from the Gram matrix of the training features. Needs an
+            unrestricted convex fit with ``method_`` "primal" or `partial_fit`, which keep the
+            moments. The first call decomposes a ``p x p`` matrix.
+
+        Returns
+        -------
+        y : ndarray, or torch.Tensor if X holds tensors, or list of these
+            Predictions in float64, shaped like the ``y`` of `fit`. A list for
+            ``output="sequence"`` if ``X`` is a list.
+        std : like y
+            Only if ``return_std`` is True. Infinite for ``alpha=0`` where the training data do not
+            determine the output.
+
+        Raises
+        ------
+        ValueError
+            If ``return_std`` is not available for this fit.
+        """
+        predictions = super().predict(X)
+        if not return_std:
+            return predictions
+        if "_posterior" not in vars(self):
+            self._posterior = self._fit_posterior()
+        sequences = self._check_new(X)
+        design = design_of(self, sequences, self._moments.backend)
+        return predictions, self._shaped(self._posterior.deviation(design), sequences)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what `predict` can compute again."""
+        return {
+            name: value for name, value in super().__getstate__().items() if name != "_posterior"
+        }
+
+    def _fit_posterior(self) -> Posterior:
+        if not hasattr(self, "_ridge") or "_moments" not in vars(self):
+            raise ValueError(
+                "return_std needs the moments of an unrestricted least-squares fit: "
+                "solver='convex', method='primal', penalty='l2' and n_heads=None; this model was "
+                f"fitted with method_={self.method_!r}"
+                + ("." if hasattr(self, "_ridge") else " and restricted heads or another penalty.")
+            )
+        return Posterior.of(self._moments, *self._ridge)
 
     @available_if(_streams)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> MHLARegressor:

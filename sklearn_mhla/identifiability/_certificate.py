@@ -335,7 +335,7 @@ class IdentifiabilityCertificate:
         .. math:: \|f(Z) - f'(Z)\|^2 \le 4 (\epsilon - L^*) \, \phi(Z)^T G^+ \phi(Z)
 
         on every covered input, where `G` is the second moment of the training features and
-        :math:`L^*` the least error of any such model (Lemma A.7 of the paper [1]_ with the
+        :math:`L^*` the least error of any such model (Lemma A.7 of Yau et al. with the
         leverage in place of :math:`\|H\|^2 / \lambda_{min}`, which is never smaller, and
         with the square and the constant that its proof gives).
 

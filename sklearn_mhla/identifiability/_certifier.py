@@ -82,7 +82,7 @@ class IdentifiabilityCertifier(TransformerMixin, BaseEstimator):
         What the training inputs determine.
     n_features_in_ : int
         Number of columns of a 2-D ``X``; the width of a token for 3-D input and lists.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (`n_features_in_`,)
         Column names of a data frame; defined only if ``X`` had them.
 
     See Also

@@ -51,7 +51,7 @@ class PositionFeatures(TokenTransformer):
         Width of the tokens that go in.
     n_features_in_ : int
         Columns of a 2-D input, else ``token_dim_``.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (`n_features_in_`,)
         Column names of a data frame.
 
     See Also

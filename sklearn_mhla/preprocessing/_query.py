@@ -56,7 +56,7 @@ class QueryToken(TokenTransformer):
         Width of the tokens that go in.
     n_features_in_ : int
         Columns of a 2-D input, else ``token_dim_``.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (`n_features_in_`,)
         Column names of a data frame.
 
     See Also

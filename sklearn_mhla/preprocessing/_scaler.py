@@ -37,7 +37,7 @@ class TokenScaler(TokenTransformer):
         Width ``d`` of the tokens.
     n_features_in_ : int
         Columns of a 2-D input, else ``d``.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (`n_features_in_`,)
         Column names of a data frame.
 
     See Also

@@ -43,7 +43,7 @@ class SlidingWindows(
         Number of features of the series.
     n_features_in_ : int
         The same.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (`n_features_in_`,)
         Column names of a data frame.
 
     Notes
