@@ -84,6 +84,12 @@ class Backend(Protocol):
         Its entries are known up to ``floor``: what is left of them then need not be factored.
         """
 
+    def triangle(self, matrix: Array) -> Array:
+        """``R`` (k, n) of ``A = Q R`` for ``A`` (rows, n), ``k = min(rows, n)``."""
+
+    def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
+        """``U``, descending singular values and ``V^T`` of a matrix, thin."""
+
     def eigh(self, matrix: Array) -> tuple[Array, Array]:
         """Ascending eigenvalues and eigenvectors of a symmetric lower triangle."""
 
@@ -175,6 +181,13 @@ class NumpyBackend:
         basis, upper = qr(columns, mode="economic", overwrite_a=True, check_finite=False)
         left, singular, _ = svd(upper, check_finite=False)
         return basis @ left, singular**2
+
+    def triangle(self, matrix: np.ndarray) -> np.ndarray:
+        return np.asarray(np.linalg.qr(matrix, mode="r"))
+
+    def svd(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        left, singular, right = svd(matrix, full_matrices=False, check_finite=False)
+        return left, singular, right
 
     def eigh(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         eigenvalues, eigenvectors = np.linalg.eigh(matrix, UPLO="L")
@@ -270,6 +283,13 @@ class TorchBackend:
         eigenvalues, eigenvectors = self.torch.linalg.eigh(matrix)
         kept = slice(int((eigenvalues <= 0.0).sum()), None)
         return eigenvectors[:, kept].flip(1), eigenvalues[kept].flip(0)
+
+    def triangle(self, matrix: Array) -> Array:
+        return self.torch.linalg.qr(matrix, mode="r")[1]
+
+    def svd(self, matrix: Array) -> tuple[Array, Array, Array]:
+        left, singular, right = self.torch.linalg.svd(matrix, full_matrices=False)
+        return left, singular, right
 
     def eigh(self, matrix: Array) -> tuple[Array, Array]:
         eigenvalues, eigenvectors = self.torch.linalg.eigh(matrix)

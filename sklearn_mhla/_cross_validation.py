@@ -160,7 +160,11 @@ def _choose_solver(
     model: Any, size: ProblemSize, available: int, counts: list[int | None]
 ) -> type[PrimalSolver] | type[DualSolver]:
     solver, reason = choose_solver(
-        model.method, size, available, max((n for n in counts if n is not None), default=None)
+        model.method,
+        size,
+        available,
+        max((n for n in counts if n is not None), default=None),
+        iterative=False,
     )
     order = size.n_features if solver is PrimalSolver else size.n_rows
     needed = 8 * 4 * order**2  # the matrix, its eigenvectors and the workspace of LAPACK

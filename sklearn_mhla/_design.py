@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,6 +25,7 @@ from sklearn_mhla._features import (
     adjoint_block,
     full_state,
     n_cubic_features,
+    n_pairs,
     pair_indices,
     predict_block,
     prefix_states,
@@ -161,6 +163,7 @@ class Design:
         self.n_features = n_cubic_features(self.token_dim)
         # Padding is cheap only among sequences of similar length: visit ragged ones by length.
         self._order = np.argsort(lengths, kind="stable") if sequences.is_ragged else None
+        self._kept: list[list[Block]] = []  # of the first groups of sequences
 
     @cached_property
     def _first_row(self) -> np.ndarray:
@@ -213,16 +216,34 @@ class Design:
         with tqdm(
             total=len(self.sequences), desc=description, unit="seq", disable=not self.verbose
         ) as bar:
-            for chosen in self._chunks():
-                tokens = self.sequences.tokens(chosen, self.backend)
-                lengths = self.sequences.lengths[chosen]
-                if self.output == "last":
-                    yield self._last(tokens, lengths, chosen, isometric)
-                elif self.causal:
-                    yield from self._causal(tokens, lengths, chosen, isometric)
+            for index, chosen in enumerate(self._chunks()):
+                if isometric and index < len(self._kept):
+                    yield from self._kept[index]
                 else:
-                    yield self._shared(tokens, lengths, chosen, isometric)
-                bar.update(len(lengths))
+                    yield from self._formed(chosen, isometric)
+                bar.update(len(self.sequences.lengths[chosen]))
+
+    def keep(self, n_bytes: int) -> Design:
+        """The same rows for many passes: as many blocks as ``n_bytes`` hold are formed once.
+
+        The others are formed from their tokens in every pass. No progress bar is shown.
+        """
+        kept: list[list[Block]] = []
+        pairs = n_pairs(self.token_dim)
+        for chosen in self._chunks():
+            lengths = self.sequences.lengths[chosen]
+            tokens = int(lengths.sum()) if self.output == "sequence" else len(lengths)
+            states = tokens if self.causal else len(lengths)
+            n_bytes -= 8 * (states * pairs + tokens * self.token_dim)
+            if n_bytes < 0:
+                break
+            # A query may be a view of all tokens of its block, which need not be kept.
+            kept.append(
+                [replace(block, query=block.query + 0.0) for block in self._formed(chosen, True)]
+            )
+        design = copy(self)
+        design._kept, design.verbose = kept, False
+        return design
 
     def matvec(self, coef: Array) -> Array:
         """``Phi @ coef.T``: ``(m, p)`` to ``(rows, m)``."""
@@ -256,6 +277,17 @@ class Design:
             stop = min(start + max(1, limit), n_samples)
             yield slice(start, stop) if self._order is None else self._order[start:stop]
             start = stop
+
+    def _formed(self, chosen: slice | np.ndarray, isometric: bool) -> Iterator[Block]:
+        """The blocks of a group of sequences."""
+        tokens = self.sequences.tokens(chosen, self.backend)
+        lengths = self.sequences.lengths[chosen]
+        if self.output == "last":
+            yield self._last(tokens, lengths, chosen, isometric)
+        elif self.causal:
+            yield from self._causal(tokens, lengths, chosen, isometric)
+        else:
+            yield self._shared(tokens, lengths, chosen, isometric)
 
     def _last(
         self, tokens: Array, lengths: np.ndarray, chosen: slice | np.ndarray, isometric: bool

@@ -151,11 +151,7 @@ def predict_block(state: Array, query: Array, coef: Array) -> Array:
     -------
     array of shape (n, R, m)
     """
-    n_states, pairs = state.shape
-    n_outputs, token_dim = coef.shape[0], query.shape[-1]
-    by_pair = coef.reshape(n_outputs, pairs, token_dim).swapaxes(0, 1)
-    read = state @ by_pair.reshape(pairs, n_outputs * token_dim)
-    return query @ read.reshape(n_states, n_outputs, token_dim).mT
+    return predict_by_pair(state, query, by_pair(coef, query.shape[-1]))
 
 
 def adjoint_block(state: Array, query: Array, dual: Array) -> Array:
@@ -171,15 +167,36 @@ def adjoint_block(state: Array, query: Array, dual: Array) -> Array:
     -------
     array of shape (m, p)
     """
-    n_states, pairs = state.shape
-    n_outputs, token_dim = dual.shape[-1], query.shape[-1]
-    if query.shape[1] == 1:  # an outer product; batched BLAS calls would cost more
-        weighted = dual.reshape(n_states, n_outputs, 1) * query
-    else:
-        weighted = dual.mT @ query
-    by_pair = state.mT @ weighted.reshape(n_states, n_outputs * token_dim)
-    by_output = by_pair.reshape(pairs, n_outputs, token_dim).swapaxes(0, 1)
-    return by_output.reshape(n_outputs, pairs * token_dim)
+    pairs = state.shape[1]
+    return by_output((state.mT @ read_out(query, dual)).reshape(pairs, dual.shape[-1], -1))
+
+
+def by_pair(coef: Array, token_dim: int) -> Array:
+    """Coefficients (m, p) as (pairs, m, d): the layout of one product with packed states."""
+    return coef.reshape(len(coef), -1, token_dim).swapaxes(0, 1)
+
+
+def by_output(coef: Array) -> Array:
+    """The inverse of :func:`by_pair`: (pairs, m, d) to (m, p)."""
+    return coef.swapaxes(0, 1).reshape(coef.shape[1], -1)
+
+
+def predict_by_pair(state: Array, query: Array, coef: Array) -> Array:
+    """:func:`predict_block` for coefficients of shape (pairs, m, d)."""
+    read = state @ coef.reshape(len(coef), -1)
+    return query @ read.reshape(len(state), *coef.shape[1:]).mT
+
+
+def read_out(query: Array, dual: Array) -> Array:
+    """``sum_r dual_ra q_rl``: queries (n, R, d) and duals (n, R, m) to (n, m d).
+
+    Its product with the transposed states is the adjoint, by pairs.
+    """
+    n_states, n_queries, n_outputs = dual.shape
+    # One query is an outer product, for which batched BLAS calls would cost more.
+    single = n_queries == 1
+    weighted = dual.reshape(n_states, n_outputs, 1) * query if single else dual.mT @ query
+    return weighted.reshape(n_states, n_outputs * query.shape[-1])
 
 
 def cubic_features(state: Array, query: Array) -> Array:

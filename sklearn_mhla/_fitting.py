@@ -20,6 +20,7 @@ from sklearn_mhla._parameters import sgd_options
 from sklearn_mhla._sums import Sums
 from sklearn_mhla._tokens import Rows, Sequences
 from sklearn_mhla.solvers import (
+    CGSolver,
     LeastSquaresProblem,
     MomentProblem,
     NuclearSolver,
@@ -42,7 +43,11 @@ def fit_convex(model: Any, rows: Rows) -> dict[str, Any]:
     size = size_of(rows)
     restricted = _is_restricted(model, size)
     solver, reason = choose_solver(
-        model.method, size, backend.available_memory(), model.n_heads if restricted else None
+        model.method,
+        size,
+        backend.available_memory(),
+        model.n_heads if restricted else None,
+        iterative=model.penalty == "l2",
     )
     problem, units = problem_of(model, backend, rows, bool(model.verbose))
     low_rank = None
@@ -101,7 +106,29 @@ def _solve(
     if model.penalty == "nuclear":
         return _fit_nuclear(model, problem, units, solver.name)
     n_heads = int(model.n_heads) if _is_restricted(model, problem.size) else None
+    if solver is CGSolver and isinstance(problem, LeastSquaresProblem):
+        factored = _conjugate_gradients(model, problem, units)
     return fit_l2(model, problem, units, solver, n_heads, units.alpha(model.alpha), factored)
+
+
+def _conjugate_gradients(model: Any, problem: LeastSquaresProblem, units: Units) -> CGSolver:
+    """The iterative solver with the parameters of the model and, if it is warm, its start."""
+    start = None
+    if model.warm_start and hasattr(model, "coef_"):
+        wanted = (problem.size.n_outputs, problem.size.n_features)
+        if model.coef_.shape != wanted:
+            raise ValueError(
+                f"The model so far has coef_ of shape {model.coef_.shape}, these data need "
+                f"{wanted} (outputs, features). Fit with warm_start=False to start anew."
+            )
+        start = problem.backend.asarray(units.rescaled_coef(model.coef_))
+    return CGSolver(
+        problem,
+        tol=1e-4 * model.tol,
+        max_iter=10 * model.max_iter,
+        start=start,
+        verbose=bool(model.verbose),
+    )
 
 
 def fit_l2(

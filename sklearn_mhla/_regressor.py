@@ -67,15 +67,17 @@ class MHLARegressor(LinearAttentionModel):
     solver : {"convex", "sgd"}, default="convex"
         "convex" finds the global optimum in closed form; with ``n_heads`` it starts from there.
         "sgd" minimises the same loss by mini-batch Adam on the heads; it needs torch.
-    method : {"auto", "primal", "dual", "pivoted"}, default="auto"
+    method : {"auto", "primal", "dual", "pivoted", "cg"}, default="auto"
         Algorithm of the convex solver. "primal" accumulates the ``p x p`` moments over blocks
         of rows (time linear in rows, memory independent of them) and keeps ``p ** 2 / 4`` numbers
         for `partial_fit`, in the pickled model too; "dual" factors the
         ``rows x rows`` kernel and is for fewer rows than features; "pivoted" looks for a basis
         among the rows and is for features of low rank, as one-hot tokens have (``rows x rank``
-        numbers). "auto" takes the smaller system that fits into memory, and "pivoted" for a large
-        one whose rank turns out low; the choice is stored in ``method_``. With ``n_heads``,
-        "primal" works on the moments alone and "dual" on the rows. Not used by SGD.
+        numbers); "cg" takes preconditioned conjugate gradients, to a tolerance, and forms no
+        matrix of these. "auto" takes the smaller system that fits into memory, "pivoted" for a
+        large one whose rank turns out low and "cg" if none fits; the choice is stored in
+        ``method_``. With ``n_heads``, "primal" works on the moments alone and "dual" on the rows;
+        "cg" is for ``n_heads=None`` and the penalty "l2". Not used by SGD.
     alpha : float, default=0.0
         Strength of the penalty, not negative. For "l2" in units of squared features; 0 gives the
         least-squares solution of minimum norm, also when the data do not determine all
@@ -105,11 +107,16 @@ class MHLARegressor(LinearAttentionModel):
     max_iter : int, default=200
         Steps of each run of the fit of ``n_heads`` heads; epochs (passes over the data) of the
         SGD solver, which runs all of them unless ``early_stopping`` ends it. The
-        nuclear-norm method takes up to ten times as many of its (cheap) iterations.
+        nuclear-norm method and conjugate gradients take up to ten times as many of their (cheap)
+        iterations.
     tol : float, default=1e-6
         A run for ``n_heads`` has converged when a step lowers the loss by less than this times
         its value. SGD: smallest relative decrease of the held-out loss that counts as progress.
-        Nuclear norm: duality gap relative to the loss of the zero model.
+        Nuclear norm: duality gap relative to the loss of the zero model. Conjugate gradients
+        stop when the gradient of every output has fallen to ``1e-4 tol`` (1e-10 by default)
+        times that of the zero model, both in the metric of the preconditioner, which does not
+        depend on the units of single features; what that leaves undecided, coefficients in
+        directions that the data hardly determine, may be less accurate.
     learning_rate : float, default=0.01
         SGD: largest step of Adam. It refers to tokens and targets of root mean square one, to
         which they are scaled internally, so it does not depend on their units. In `fit` it
@@ -126,6 +133,8 @@ class MHLARegressor(LinearAttentionModel):
         SGD: epochs without progress after which ``early_stopping`` stops.
     warm_start : bool, default=False
         SGD: whether `fit` starts from the heads of the previous fit, by whichever solver.
+        Conjugate gradients: from its coefficients; if the data do not determine all of them and
+        ``alpha=0``, the solution is then one near these, not that of minimum norm.
     random_state : int, RandomState instance or None, default=None
         Seed of the restarts of the fit of ``n_heads`` heads, and of the first heads, the order
         of the sequences and the held-out part of SGD.
@@ -153,10 +162,11 @@ class MHLARegressor(LinearAttentionModel):
         The algorithm that was used.
     n_iter_ : int
         Steps of iterative refinement that the solution needed (0 for well-conditioned data);
-        with ``n_heads``, Levenberg-Marquardt steps of the best run; epochs of SGD.
+        iterations of conjugate gradients; with ``n_heads``, Levenberg-Marquardt steps of the
+        best run; epochs of SGD.
     rank_ : int
         Number of directions of feature space that the data determine; an upper bound for
-        ``alpha > 0``. Not with ``n_heads``.
+        ``alpha > 0`` and for ``method="cg"``. Not with ``n_heads``.
     loss_ : float
         Half the weighted residual sum of squares plus the penalty (half of it for "l2"); with
         ``n_heads``, for SGD and for the nuclear norm only.

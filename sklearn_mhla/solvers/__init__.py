@@ -9,6 +9,7 @@ from sklearn_mhla.solvers._base import (
     Solution,
     Solver,
 )
+from sklearn_mhla.solvers._cg import CGSolver
 from sklearn_mhla.solvers._dual import DualSolver
 from sklearn_mhla.solvers._few_heads import best_heads, few_heads_memory, fit_few_heads
 from sklearn_mhla.solvers._leave_one_out import leave_one_out
@@ -20,11 +21,12 @@ from sklearn_mhla.solvers._sgd import SGDOptions, SGDSolution, continue_sgd, fit
 from sklearn_mhla.solvers._units import Units
 
 SOLVERS: dict[str, type[Solver]] = {
-    solver.name: solver for solver in (PrimalSolver, DualSolver, PivotedSolver)
+    solver.name: solver for solver in (PrimalSolver, DualSolver, PivotedSolver, CGSolver)
 }
 
 __all__ = [
     "SOLVERS",
+    "CGSolver",
     "DualSolver",
     "LeastSquaresProblem",
     "MomentProblem",
@@ -49,7 +51,12 @@ __all__ = [
 
 
 def choose_solver(
-    method: str, size: ProblemSize, available: int, n_heads: int | None = None
+    method: str,
+    size: ProblemSize,
+    available: int,
+    n_heads: int | None = None,
+    *,
+    iterative: bool = True,
 ) -> tuple[type[Solver], str]:
     """Pick a solver that fits into memory.
 
@@ -57,12 +64,15 @@ def choose_solver(
     ----------
     method : {"auto"} or a name in ``SOLVERS``
         "auto" prefers the smaller system, ``p x p`` (primal) against ``rows x rows`` (dual), and
-        takes the other where only that one fits.
+        takes the other where only that one fits, conjugate gradients (cg) where neither does.
     size : ProblemSize
     available : int
         Bytes that may be used.
     n_heads : int, optional
         Heads of a restricted model, whose normal equations need room as well.
+    iterative : bool, default=True
+        Whether conjugate gradients will do. They give coefficients for one ``alpha``, no
+        factorisation, and only for an unrestricted model.
 
     Returns
     -------
@@ -72,13 +82,22 @@ def choose_solver(
 
     Raises
     ------
+    ValueError
+        If ``method="cg"`` is asked for a model that it cannot fit.
     MemoryError
         If the wanted method cannot fit; says how much it needs and what to use instead.
     """
     needed = {
         name: solver.memory(size) if n_heads is None else few_heads_memory(name, size, n_heads)
         for name, solver in SOLVERS.items()
+        if name != "cg" or (n_heads is None and iterative)
     }
+    if method == "cg" and "cg" not in needed:
+        found = f"; got n_heads={n_heads}" if n_heads is not None else ""
+        raise ValueError(
+            "method='cg' fits models without a limit on heads and with penalty='l2'"
+            f"{found}. Use method='auto', 'primal' or 'dual'."
+        )
     if method != PivotedSolver.name:
         del needed[PivotedSolver.name]  # grows with the rank, which is not known yet
     sizes = f"rows={size.n_rows}, p={size.n_features}"
@@ -90,19 +109,24 @@ def choose_solver(
     if needed[preferred] <= available:
         relation = "<=" if preferred == "primal" else ">"
         return SOLVERS[preferred], f"p={size.n_features} {relation} rows={size.n_rows}"
-    fallback = min(needed, key=needed.__getitem__)
-    if needed[fallback] <= available:
-        return SOLVERS[fallback], (
+    fitting = _fitting(needed, available)
+    if fitting is not None:
+        return SOLVERS[fitting], (
             f"{preferred} would need {_gigabytes(needed[preferred])} ({sizes}), "
             f"{_gigabytes(available)} are available"
         )
     raise MemoryError(_refusal(preferred, needed, available, sizes))
 
 
+def _fitting(needed: dict[str, int], available: int) -> str | None:
+    """The smallest method that fits; conjugate gradients only where no direct one does."""
+    names = [name for name in needed if needed[name] <= available]
+    return min(names, key=lambda name: (name == "cg", needed[name]), default=None)
+
+
 def _refusal(method: str, needed: dict[str, int], available: int, sizes: str) -> str:
-    fitting = [name for name in needed if needed[name] <= available]
-    if fitting:
-        best = min(fitting, key=needed.__getitem__)
+    best = _fitting(needed, available)
+    if best is not None:
         advice = f"Use method={best!r}, which needs {_gigabytes(needed[best])}."
     else:
         others = ", ".join(

@@ -14,9 +14,18 @@ from sklearn_mhla._backend import Array
 from sklearn_mhla._design import Design
 from sklearn_mhla._features import adjoint_block, n_pairs, predict_block
 from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver, refine
-from sklearn_mhla.solvers._factor import factorize
+from sklearn_mhla.solvers._factor import factorize, rank_tolerance
+from sklearn_mhla.solvers._orthogonal import (
+    hides_directions,
+    pseudo_inverse,
+    solve_by_rows,
+    triangle_of_rows,
+)
 
 _PANEL_ROWS = 512
+# Reading coefficients off dual weights loses eps times the condition number of the features,
+# which is below 1e-2 for every direction that counts; predictions need it three times.
+_CORRECTIONS = 2
 
 
 class DualSolver(Solver):
@@ -54,14 +63,31 @@ class DualSolver(Solver):
     def solve(self, alpha: float) -> Solution:
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
         problem, mean = self.problem, self.mean
+        smaller = min(problem.size.n_rows, problem.size.n_features)
         factor = factorize(
             self.kernel,
             alpha,
-            min(problem.size.n_rows, problem.size.n_features),
+            smaller,
             self.offset,
             problem.backend,
             self.diagonal,
         )
+        tolerance, rows, backend = rank_tolerance(smaller), len(self.root), problem.backend
+        if hides_directions(factor, alpha, tolerance, self.offset, self._square, rows, backend):
+            if problem.size.n_features <= rows:
+                return solve_by_rows(problem, alpha, mean, tolerance, self.offset, None)
+            triangle = triangle_of_rows(self._centred_columns(), rows, backend)
+            inverse = pseudo_inverse(
+                triangle, alpha, tolerance, self.offset, backend, self.diagonal
+            )
+            missing = targets = self.root * problem.targets
+            dual, coef = 0.0, 0.0
+            for _ in range(_CORRECTIONS + 1):
+                step = inverse.solve_square(missing)
+                dual, coef = dual + step, coef + self.coefficients(step)
+                missing = targets - self.predictions(coef) - alpha * dual
+            intercept = problem.intercept(coef, mean)
+            return Solution(coef, intercept, inverse.rank, inverse.condition, _CORRECTIONS)
         dual = factor.solve(self.root * problem.targets)
         coef = self.coefficients(dual)
 
@@ -82,6 +108,22 @@ class DualSolver(Solver):
         rank = factor.rank - (1 if mean is not None and factor.rank else 0)
         rank = min(rank, problem.largest_rank)
         return Solution(coef, intercept, rank, factor.condition, n_iter)
+
+    def _square(self, vector: Array) -> Array:
+        """``K_c v`` from the rows, (rows, 1) to (rows, 1)."""
+        return self.predictions(self.coefficients(vector))
+
+    def _centred_columns(self) -> Iterator[Array]:
+        """Rows of ``Phi_c^T W^(1/2)``, some features at a time."""
+        token_dim = self.query.shape[1]
+        step = max(1, len(self.root) // token_dim)
+        for start in range(0, self.state.shape[1], step):
+            features = self.state[:, start : start + step, None] * self.query[:, None, :]
+            columns = features.reshape(len(features), -1)
+            if self.mean is not None:
+                at = start * token_dim
+                columns = columns - self.root * self.mean[:, at : at + columns.shape[1]]
+            yield columns.mT
 
     def kernel(self) -> Array:
         """Lower triangle of the weighted kernel, centred where an intercept is fitted.

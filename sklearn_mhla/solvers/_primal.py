@@ -20,7 +20,8 @@ from sklearn_mhla.solvers._base import (
     Solver,
     refine,
 )
-from sklearn_mhla.solvers._factor import EPS, factorize
+from sklearn_mhla.solvers._factor import EPS, factorize, rank_tolerance
+from sklearn_mhla.solvers._orthogonal import hides_directions, solve_by_rows
 
 _TOLERATED = 1e-4  # relative error of coefficients that is worth a warning
 
@@ -52,10 +53,11 @@ class PrimalSolver(Solver):
     def solve(self, alpha: float) -> Solution:
         """Minimise; ``alpha = 0`` gives the solution of minimum norm."""
         problem, moments, mean = self.problem, self.moments, self.mean
+        smaller = min(problem.size.n_rows, problem.size.n_features)
         factor = factorize(
             lambda: moments.gram_matrix(mean),
             alpha,
-            min(problem.size.n_rows, problem.size.n_features),
+            smaller,
             self.offset,
             problem.backend,
             moments.bounds(),
@@ -75,6 +77,16 @@ class PrimalSolver(Solver):
                 )
             intercept = problem.intercept(coef, mean)
             return Solution(coef, intercept, rank, factor.condition, 0)
+
+        def square(vector: Array) -> Array:
+            image = problem.design.matvec(vector.mT)
+            if mean is not None:
+                image -= problem.mean(image)
+            return problem.design.rmatvec(problem.weighted(image)).mT
+
+        tolerance, p = rank_tolerance(smaller), problem.size.n_features
+        if hides_directions(factor, alpha, tolerance, self.offset, square, p, problem.backend):
+            return solve_by_rows(problem, alpha, mean, tolerance, self.offset, moments.bounds())
 
         def correct(residual: Array, coef: Array) -> Array:
             # Residuals have weighted mean zero, so the features need no centring here.

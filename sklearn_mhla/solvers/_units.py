@@ -56,6 +56,11 @@ class Units:
             )
         return scaled
 
+    def rescaled_coef(self, coef: np.ndarray) -> np.ndarray:
+        """Coefficients of the rescaled problem: the inverse of :meth:`coef`."""
+        rescaled: np.ndarray = np.ldexp(coef, 3 * self.tokens - self.targets)
+        return rescaled
+
     def heads(self, heads: Heads) -> Heads:
         """Heads in the user's units."""
         return Heads(

@@ -210,6 +210,10 @@ def test_case_N09_methods_agree(n_samples, n_outputs, alpha, fit_intercept):
     features = reference.feature_matrix(X)
     coef, _ = reference.ridge(features, y, alpha, fit_intercept)
     assert reference.relative_error(primal.coef_, coef) < 1e-8
+    iterative = MHLARegressor(method="cg", alpha=alpha, fit_intercept=fit_intercept).fit(X, y)
+    # To the default tolerance of the gradient, 1e-10, times the condition of the features.
+    assert reference.relative_error(iterative.coef_, coef) < 1e-10 * np.linalg.cond(features)
+    assert reference.relative_error(iterative.predict(new), primal.predict(new)) < 1e-7
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -542,11 +546,28 @@ def test_a_forced_primal_refuses_and_names_the_dual():
 
 def test_nothing_fits():
     size = ProblemSize(n_rows=100_000, n_features=133_120, n_outputs=1, token_dim=64)
-    for method in ("auto", "primal", "dual"):
+    for method in ("auto", "primal", "dual", "cg"):
         with pytest.raises(MemoryError, match="No method fits") as caught:
-            choose_solver(method, size, 16 * 10**9)
+            choose_solver(method, size, 10**8)
         assert "needs 177 GB" in str(caught.value)
         assert "reduce the width" in str(caught.value)
+
+
+def test_conjugate_gradients_are_taken_where_no_direct_method_fits():
+    size = ProblemSize(n_rows=100_000, n_features=133_120, n_outputs=1, token_dim=64)
+    solver, reason = choose_solver("auto", size, 16 * 10**9)
+    assert solver is SOLVERS["cg"]
+    assert "primal would need 177 GB" in reason or "dual would need" in reason
+    for method in ("primal", "dual"):
+        with pytest.raises(MemoryError, match="Use method='cg'"):
+            choose_solver(method, size, 16 * 10**9)
+    # With few heads or the nuclear norm they are no way out.
+    for restriction in ({"n_heads": 2}, {"iterative": False}):
+        with pytest.raises(MemoryError, match="No method fits") as caught:
+            choose_solver("auto", size, 16 * 10**9, **restriction)
+        assert "'cg'" not in str(caught.value)
+        with pytest.raises(ValueError, match="method='cg' fits models without a limit on heads"):
+            choose_solver("cg", size, 16 * 10**9, **restriction)
 
 
 @pytest.mark.parametrize("method", ["primal", "dual"])
