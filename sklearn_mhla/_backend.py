@@ -17,10 +17,14 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
-from scipy.linalg import blas, cho_solve, lapack, qr, svd
+from scipy.linalg import blas, cho_solve, lapack, qr, solve_triangular, svd
 
 # A float64 array of either library. NumPy's own annotation cannot describe both.
 Array = Any
+
+
+# Rows of a panel of the Cholesky factorisation: large, so that nearly all work is matrix products.
+_PANEL = 4096
 
 
 class NotPositiveDefiniteError(ArithmeticError):
@@ -146,12 +150,29 @@ class NumpyBackend:
         total += left @ right
 
     def cholesky(self, matrix: np.ndarray) -> np.ndarray:
-        # The lower triangle in row order is the upper triangle in LAPACK's column order.
-        factor, info = lapack.dpotrf(matrix.T, lower=0, clean=0, overwrite_a=1)
-        if info != 0:
-            raise NotPositiveDefiniteError(f"pivot {info} is not positive")
-        lower: np.ndarray = factor.T
-        return lower
+        # In panels: the threaded dpotrf of OpenBLAS crashes on orders of about 16 000.
+        order = len(matrix)
+        for start in range(0, order, _PANEL):
+            stop = min(start + _PANEL, order)
+            corner, below = matrix[start:stop, start:stop], matrix[stop:, start:stop]
+            # The lower triangle in row order is the upper triangle in LAPACK's column order.
+            whole = start == 0 and stop == order
+            own = corner if whole else np.ascontiguousarray(corner)
+            factor, info = lapack.dpotrf(own.T, lower=0, clean=0, overwrite_a=1)
+            if info != 0:
+                raise NotPositiveDefiniteError(f"pivot {start + info} is not positive")
+            if whole:
+                lower: np.ndarray = factor.T
+                return lower
+            corner[...] = factor.T
+            below[...] = solve_triangular(
+                factor, below.T, trans="T", lower=False, check_finite=False
+            ).T
+            for row in range(stop, order, _PANEL):
+                rows = slice(row, min(row + _PANEL, order))
+                left = matrix[rows, start:stop]
+                matrix[rows, stop : rows.stop] -= left @ matrix[stop : rows.stop, start:stop].T
+        return matrix
 
     def cholesky_solve(self, factor: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         solution: np.ndarray = cho_solve((factor.T, False), rhs, check_finite=False)

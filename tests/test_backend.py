@@ -196,6 +196,22 @@ def test_cholesky_reads_the_lower_triangle(backend, order):
     assert exact / 3 <= estimate <= exact * (1 + 1e-10)  # a lower bound, rarely below a third
 
 
+@pytest.mark.parametrize("order", [1, 4, 5, 8, 11])
+def test_cholesky_in_panels(monkeypatch, order):
+    """Panels of four rows give the factor of the whole."""
+    monkeypatch.setattr("sklearn_mhla._backend._PANEL", 4)
+    random = np.random.default_rng(order)
+    root = random.standard_normal((order, order + 2))
+    matrix = np.tril(root @ root.T) + np.triu(np.full((order, order), np.nan), 1)
+    factor = np.tril(NumpyBackend().cholesky(matrix))
+    np.testing.assert_allclose(factor, np.linalg.cholesky(root @ root.T), rtol=1e-10)
+    for pivot in range(order):
+        broken = root @ root.T
+        broken[pivot, pivot] = -1.0
+        with pytest.raises(NotPositiveDefiniteError, match=f"pivot {pivot + 1} "):
+            NumpyBackend().cholesky(broken)
+
+
 @pytest.mark.parametrize("matrix", [[[-1.0]], [[1.0, 0.0], [2.0, 1.0]], [[0.0]]])
 def test_cholesky_says_what_is_not_positive_definite(backend, matrix):
     with pytest.raises(NotPositiveDefiniteError, match="pivot"):
