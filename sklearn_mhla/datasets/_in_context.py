@@ -26,15 +26,18 @@ def make_in_context_regression(
     :math:`x_i \sim N(0, \Sigma)` and :math:`y_i = w^T x_i + \epsilon_i`. The last token is the
     query :math:`(x, 0)`, its target :math:`w^T x`, without noise.
 
-    With :math:`n` = ``n_context`` examples in :math:`k` = ``n_features`` dimensions and no noise,
-    the best prediction of the form :math:`\sum_i y_i x_i^T \Gamma x` has
+    With :math:`n` = ``n_context`` examples in :math:`k` = ``n_features`` dimensions and noise of
+    standard deviation :math:`s`, the best prediction of the form
+    :math:`\sum_i y_i x_i^T \Gamma x` has
 
-    .. math:: \Gamma = n \Sigma (n (n + 1) \Sigma^2 + n \, tr(\Sigma) \Sigma)^{-1}
-        = ((n + 1) \Sigma + tr(\Sigma) I)^{-1},
+    .. math:: \Gamma = ((n + 1) \Sigma + (tr(\Sigma) + s^2) I)^{-1},
 
-    which is :math:`I / (n + k + 1)` for :math:`\Sigma = I`: minimise :math:`E |w^T (I - M
-    \Gamma) x|^2` with :math:`M = \sum_i x_i x_i^T`, where :math:`E M = n \Sigma` and
-    :math:`E M^2 = n (n + 1) \Sigma^2 + n \, tr(\Sigma) \Sigma`.
+    which is :math:`I / (n + k + 1)` for :math:`\Sigma = I` and no noise. With :math:`M = \sum_i x_i
+    x_i^T` its mean squared error is :math:`E |x^T (I - \Gamma^T M) w|^2 + n s^2 tr(\Sigma \Gamma^T
+    \Sigma \Gamma)`, where :math:`E M = n \Sigma` and :math:`E M^2 = n (n + 1) \Sigma^2 + n \,
+    tr(\Sigma) \Sigma`; the minimum is :math:`tr(\Sigma) - n \, tr(\Sigma \Gamma \Sigma)`. All other
+    cubic features of the tokens are even in the :math:`y_i`, the target is odd, so no linear
+    attention is better (Zhang et al. [1]_ and Ahn et al. [2]_ find the same :math:`\Gamma`).
 
     Parameters
     ----------
@@ -66,6 +69,13 @@ def make_in_context_regression(
     ------
     ValueError
         If a number is out of range or the covariance is not symmetric positive semidefinite.
+
+    References
+    ----------
+    .. [1] R. Zhang, S. Frei and P. L. Bartlett, "Trained Transformers Learn Linear Models
+       In-Context", Journal of Machine Learning Research 25(49), 2024.
+    .. [2] K. Ahn, X. Cheng, H. Daneshmand and S. Sra, "Transformers learn to implement
+       preconditioned gradient descent for in-context learning", NeurIPS 2023.
 
     Examples
     --------
