@@ -16,7 +16,7 @@ from sklearn_mhla._backend import Array, Backend, as_input_kind, backend_for
 from sklearn_mhla._design import Design
 from sklearn_mhla._features import n_pairs, packed_products, pair_scale, predict_block
 from sklearn_mhla._regressor import MHLARegressor
-from sklearn_mhla._tokens import Sequences, check_sequences
+from sklearn_mhla._tokens import Sequences, check_sequences, compare_features
 
 __all__ = ["generate"]
 
@@ -30,7 +30,7 @@ def _one_hot(outputs: np.ndarray) -> np.ndarray:
 
 _DECODERS: dict[str | None, Callable[[np.ndarray], np.ndarray]] = {
     None: lambda outputs: outputs,
-    "round": np.rint,
+    "round": lambda outputs: np.rint(outputs) + 0.0,  # no negative zeros
     "onehot": _one_hot,
 }
 
@@ -80,7 +80,7 @@ n_samples arrays of shape (n_tokens_i, d)
     Raises
     ------
     ValueError
-        If outputs cannot be tokens of this model.
+        If outputs cannot be tokens of this model, or ``decode`` or ``stop`` return another shape.
     FloatingPointError
         If a token is not finite: without ``decode``, a model whose outputs grow feeds on them.
 
@@ -102,6 +102,9 @@ n_samples arrays of shape (n_tokens_i, d)
     check_scalar(n_steps, "n_steps", Integral, min_val=1)
     model = _as_estimator(model)
     decoder = _decoder(decode, model)
+    if not (stop is None or callable(stop)):
+        raise ValueError(f"stop must be None or callable; got {stop!r}.")
+    compare_features(model, X)
     sequences = check_sequences(X, n_tokens=model.n_tokens, token_dim=model.token_dim_)
     backend = backend_for(model.device, sequences.device, fall_back=True)
     state, query, lengths = _start(sequences, backend)
@@ -119,7 +122,7 @@ n_samples arrays of shape (n_tokens_i, d)
         state = state + packed_products(query, backend) * scale
         lengths = lengths + 1.0
         if stop is not None:
-            done = np.asarray(stop(appended), dtype=bool)
+            done = _ends(stop(appended.copy()), len(appended))
             ends[running[done]] = step + 1
             kept = backend.index(np.flatnonzero(~done))
             running, state, query, lengths = running[~done], state[kept], query[kept], lengths[kept]
@@ -151,7 +154,7 @@ def _decoder(decode: Any, model: Any) -> Callable[[np.ndarray], Any]:
         decode = "onehot"
     if callable(decode):
         return decode  # type: ignore[no-any-return]
-    if decode not in _DECODERS:
+    if not (decode is None or isinstance(decode, str)) or decode not in _DECODERS:
         raise ValueError(f"decode must be None, 'round', 'onehot' or callable; got {decode!r}.")
     n_outputs = len(model.coef_)
     if n_outputs != model.token_dim_:
@@ -178,6 +181,16 @@ def _checked(decoded: Any, shape: tuple[int, ...], step: int) -> np.ndarray:
             f"{np.abs(tokens).max():.3g}); the outputs of this model grow when it reads them."
         )
     return tokens
+
+
+def _ends(stopped: Any, n_sequences: int) -> np.ndarray:
+    """Which sequences end, one boolean each."""
+    done = np.asarray(stopped)
+    if done.shape != (n_sequences,):
+        raise ValueError(
+            f"stop must return one boolean per sequence, shape ({n_sequences},); got {done.shape}."
+        )
+    return done.astype(bool)
 
 
 def _start(sequences: Sequences, backend: Backend) -> tuple[Array, Array, Array]:

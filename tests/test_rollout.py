@@ -85,6 +85,42 @@ def test_stop():
     assert all(len(p) == 1 for p in generate(model, X, 6, stop=lambda t: np.ones(len(t), bool)))
 
 
+def test_what_callables_do_to_their_argument_does_not_matter():
+    model = fitted()
+    X = reference.make_sequences(0.0, 5, 4, 3, seed=3)
+    expected = generate(model, X, 4)
+
+    def spoil(tokens):
+        tokens.fill(9.0)
+        return np.zeros(len(tokens), bool)
+
+    np.testing.assert_array_equal(generate(model, X, 4, stop=spoil), expected)
+
+    def round_in_place(outputs):
+        outputs[:] = np.rint(outputs)
+        return outputs
+
+    np.testing.assert_array_equal(
+        generate(model, X, 4, round_in_place), generate(model, X, 4, "round")
+    )
+
+
+def test_rounded_tokens_have_no_negative_zeros():
+    tokens = generate(fitted(), reference.make_sequences(0.0, 5, 4, 3, seed=3), 4, "round")
+    assert (tokens == 0.0).any()
+    assert not np.signbit(tokens[tokens == 0.0]).any()
+
+
+def test_columns_of_a_frame_are_compared():
+    pd = pytest.importorskip("pandas")
+    X = reference.make_sequences(0.0, 80, 4, 3)
+    frame = pd.DataFrame(X.reshape(80, 12), columns=[f"c{i}" for i in range(12)])
+    model = MHLARegressor(n_tokens=4).fit(frame, 0.05 * X[:, -1])
+    np.testing.assert_array_equal(generate(model, frame, 2), generate(model, X, 2))
+    with pytest.raises(ValueError, match="feature names"):
+        generate(model, frame[frame.columns[::-1]], 2)
+
+
 @pytest.mark.parametrize("state", ["sum", "mean"])
 def test_torch_modules(state):
     torch = pytest.importorskip("torch")
@@ -117,6 +153,13 @@ def test_errors():
         generate(model, X, 0)
     with pytest.raises(ValueError, match="decode must be"):
         generate(model, X, 2, "argmax")
+    with pytest.raises(ValueError, match="decode must be"):
+        generate(model, X, 2, ["round"])
+    with pytest.raises(ValueError, match="stop must be None or callable"):
+        generate(model, X, 2, stop=3)
+    for stopped in (True, [True], np.ones((4, 1), bool), None):
+        with pytest.raises(ValueError, match=r"one boolean per sequence, shape \(4,\)"):
+            generate(model, X, 2, stop=lambda tokens, stopped=stopped: stopped)
     with pytest.raises(ValueError, match="d=3"):
         generate(model, X[:, :, :2], 2)
     with pytest.raises(FloatingPointError, match="at step"):
