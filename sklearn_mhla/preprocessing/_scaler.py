@@ -100,11 +100,16 @@ class TokenScaler(TokenTransformer):
         return in_input_form(tokens, sequences.lengths, sequences)
 
     def _learn(self, sequences: Sequences) -> dict[str, Any]:
-        scaler = StandardScaler(with_mean=True, with_std=True).fit(joined_tokens(sequences))
-        d = sequences.token_dim
+        tokens, d = joined_tokens(sequences), sequences.token_dim
+        # Powers of two bring every feature into (-1, 1), so that its square can be represented.
+        exponent = np.frexp(np.maximum(tokens.max(axis=0), -tokens.min(axis=0)))[1]
+        scaler = StandardScaler().fit(np.ldexp(tokens, -exponent))
+        mean = np.ldexp(scaler.mean_, exponent)
+        # Deviations in (-1, 1) are smaller than 1, which StandardScaler gives constant features.
+        scale = np.where(scaler.scale_ == 1.0, 1.0, np.ldexp(scaler.scale_, exponent))
         return {
-            "mean_": scaler.mean_ if self.with_mean else np.zeros(d),
-            "scale_": scaler.scale_ if self.with_std else np.ones(d),
+            "mean_": mean if self.with_mean else np.zeros(d),
+            "scale_": scale if self.with_std else np.ones(d),
         }
 
     def _names_out(self, names: np.ndarray) -> list[str]:

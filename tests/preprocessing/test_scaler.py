@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
+from sklearn.preprocessing import StandardScaler
 
 from sklearn_mhla.preprocessing import TokenScaler
 
@@ -24,7 +25,7 @@ def test_statistics_are_over_all_tokens():
     np.testing.assert_allclose(scaled.std(0), 1.0)
 
 
-@pytest.mark.parametrize("scale", [1e-110, 1e-5, 1.0, 1e5, 1e110])
+@pytest.mark.parametrize("scale", [1e-300, 1e-110, 1e-5, 1.0, 1e5, 1e110, 1e300])
 def test_every_scale_is_brought_to_one(scale):
     X = scale * reference.make_sequences(1.0, 30)
     scaled = TokenScaler().fit_transform(X)
@@ -38,6 +39,28 @@ def test_inverse_and_constant_features():
     scaled = scaler.transform(X)
     assert (scaled[:, :, 1] == 0.0).all()
     np.testing.assert_allclose(scaler.inverse_transform(scaled), X, rtol=1e-14)
+
+
+def test_features_of_very_different_scale():
+    X = reference.make_sequences(1.0, 30)
+    scales = np.array([1e-200, 1.0, 1e200])
+    scaled = TokenScaler().fit_transform(X * scales)
+    np.testing.assert_allclose(scaled, TokenScaler().fit_transform(X), rtol=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1.0, -3e-200, 1e200])
+def test_constant_features_keep_their_scale(value):
+    scaler = TokenScaler().fit(np.full((7, 3, 1), value))
+    assert scaler.scale_ == 1.0
+    assert scaler.mean_ == pytest.approx(value)
+
+
+def test_agrees_with_standard_scaler_to_the_last_digit():
+    X = reference.make_sequences(1.0, 30)
+    expected = StandardScaler().fit(X.reshape(-1, 3))
+    scaler = TokenScaler().fit(X)
+    np.testing.assert_array_equal(scaler.mean_, expected.mean_)
+    np.testing.assert_array_equal(scaler.scale_, expected.scale_)
 
 
 def test_switches():
