@@ -126,6 +126,23 @@ n_samples arrays of shape (n_tokens_i, d)
         return tags
 
 
+def chosen_columns(indices: Any, name: str, width: int) -> np.ndarray:
+    """Valid distinct column indices; None means all."""
+    if indices is None:
+        return np.arange(width)
+    chosen = np.atleast_1d(np.asarray(indices))
+    if (
+        chosen.ndim != 1
+        or not len(chosen)
+        or chosen.dtype.kind not in "iu"
+        or len(np.unique(chosen)) < len(chosen)
+    ):
+        raise ValueError(f"{name} must be distinct integers; got {indices!r}.")
+    if chosen.min() < 0 or chosen.max() >= width:
+        raise ValueError(f"{name} must lie in 0..{width - 1}; got {indices!r}.")
+    return chosen
+
+
 def joined_tokens(sequences: Sequences) -> np.ndarray:
     """All tokens of all sequences one below the other, float64 (total, d)."""
     if sequences.layout == "list":

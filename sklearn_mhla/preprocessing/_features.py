@@ -83,7 +83,7 @@ class LinearAttentionFeatures(TokenTransformer):
         MemoryError
             If the features do not fit into memory.
         ValueError
-            If the cube of a token leaves the range of float64.
+            If the cube of a token overflows float64.
         """
         check_is_fitted(self)
         compare_features(self, X)

@@ -17,6 +17,7 @@ from sklearn_mhla._tokens import (
 )
 from sklearn_mhla.preprocessing._base import (
     TokenTransformer,
+    chosen_columns,
     in_input_form,
     joined_tokens,
     with_token_suffix,
@@ -118,7 +119,7 @@ list of n_samples arrays of shape (n_tokens_i, d)
                 describe_columns(X, table)
                 | {"token_dim_": sequences.token_dim, "_n_tokens_fitted": self.n_tokens or 1},
             )
-        _chosen(self.features, "features", self.token_dim_)
+        chosen_columns(self.features, "features", self.token_dim_)
         return self
 
     def transform(self, X: Any) -> Any:
@@ -156,7 +157,7 @@ list of n_samples arrays of shape (n_tokens_i, d)
         """Summary of every sequence, (n_samples, n_summarised)."""
         if self.summary == "constant":
             return np.empty((len(lengths), 0))
-        chosen = tokens[:, _chosen(self.features, "features", self.token_dim_)]
+        chosen = tokens[:, chosen_columns(self.features, "features", self.token_dim_)]
         ends = np.cumsum(lengths)
         if self.summary == "last":
             last: np.ndarray = chosen[ends - 1]
@@ -173,7 +174,7 @@ list of n_samples arrays of shape (n_tokens_i, d)
                 "features in every token and summarise them with summary='last' and features=..."
             )
         values = joined_tokens(table)
-        static = _chosen(self.static_columns, "static_columns", values.shape[1])
+        static = chosen_columns(self.static_columns, "static_columns", values.shape[1])
         rest = np.delete(values, static, axis=1)
         if rest.shape[1] == 0:
             raise ValueError("static_columns holds every column of X; no sequence is left.")
@@ -191,23 +192,12 @@ list of n_samples arrays of shape (n_tokens_i, d)
         # Names of tokens that sat in several columns are lost: features of a token are numbered.
         summarised = np.arange(0)
         if self.summary != "constant":
-            summarised = _chosen(self.features, "features", self.token_dim_)
+            summarised = chosen_columns(self.features, "features", self.token_dim_)
         static: list[str] = []
         if self.static_columns is not None:
-            static = list(names[_chosen(self.static_columns, "static_columns", len(names))])
+            columns = chosen_columns(self.static_columns, "static_columns", len(names))
+            static = [f"static_{name}" for name in names[columns]]
         own = [f"x{j}" for j in range(self.token_dim_)]
         token = [*own, "query_constant", *(f"query_x{j}" for j in summarised), *static]
         n_tokens = self._n_tokens_fitted + 1
         return [name for t in range(n_tokens) for name in with_token_suffix(token, n_tokens, t)]
-
-
-def _chosen(indices: Any, name: str, width: int) -> np.ndarray:
-    """Valid distinct column indices; None means all."""
-    if indices is None:
-        return np.arange(width)
-    chosen = np.atleast_1d(np.asarray(indices))
-    if chosen.ndim != 1 or chosen.dtype.kind not in "iu" or len(np.unique(chosen)) < len(chosen):
-        raise ValueError(f"{name} must be distinct integers; got {indices!r}.")
-    if len(chosen) and (chosen.min() < 0 or chosen.max() >= width):
-        raise ValueError(f"{name} must lie in 0..{width - 1}; got {indices!r}.")
-    return chosen

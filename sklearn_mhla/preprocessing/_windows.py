@@ -10,7 +10,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_scalar
 
-from sklearn_mhla._tokens import Sequences, check_sequences, describe_columns, store_columns
+from sklearn_mhla._tokens import (
+    Sequences,
+    check_sequences,
+    compare_features,
+    describe_columns,
+    store_columns,
+)
+from sklearn_mhla.preprocessing._base import chosen_columns
 
 
 class SlidingWindows(
@@ -35,7 +42,7 @@ class SlidingWindows(
     step : int, default=1
         Time points between the starts of two windows.
     target : int or sequence of int, default=None
-        Features of the series that are to be predicted; None takes all.
+        Columns to predict of the series, or of ``y`` where `split` is given one; None takes all.
 
     Attributes
     ----------
@@ -116,7 +123,9 @@ class SlidingWindows(
             If no series is as long as a window.
         """
         check_is_fitted(self)
-        series = _parts(check_sequences(X, token_dim=self.token_dim_, cubic=False))
+        checked = check_sequences(X, token_dim=self.token_dim_, cubic=False)
+        compare_features(self, X)
+        series = _parts(checked)
         long_enough = [part for part in series if len(part) >= self.length]
         if not long_enough:
             raise ValueError(self._too_short(series, self.length))
@@ -131,7 +140,8 @@ class SlidingWindows(
 (n_times_i, d)
             One series or several.
         y : array-like of shape (n_times,) or (n_times, m), or list of these, default=None
-            Another series to predict, as long as ``X``; None predicts ``X`` itself.
+            Another series to predict, as long as ``X``: one if ``X`` is 2-D, else one per series.
+            None predicts ``X`` itself.
 
         Returns
         -------
@@ -149,16 +159,18 @@ class SlidingWindows(
         self.fit(X)
         steps = np.atleast_1d(self.horizon)
         furthest = int(steps.max())
-        series = _parts(check_sequences(X, cubic=False))
-        goals = series if y is None else _goals(y, series)
-        columns = slice(None) if self.target is None else np.atleast_1d(self.target)
+        checked = check_sequences(X, cubic=False)
+        series = _parts(checked)
+        goals = series if y is None else _goals(y, series, checked.layout == "flat")
+        columns = chosen_columns(self.target, "target", goals[0].shape[1])
         windows, targets = [], []
         for part, goal in zip(series, goals, strict=True):
             if len(part) < self.length + furthest:
                 continue
             windows.append(self._windows(part[: len(part) - furthest]))
             last = self.length - 1 + self.step * np.arange(len(windows[-1]))
-            targets.append(goal[last[:, None] + steps][:, :, columns].reshape(len(last), -1))
+            future = goal[:, columns][last[:, None] + steps]
+            targets.append(future.reshape(len(last), -1))
         if not windows:
             raise ValueError(self._too_short(series, self.length + furthest))
         joined = np.concatenate(targets)
@@ -199,9 +211,13 @@ class SlidingWindows(
         return np.asarray(getattr(self, "feature_names_in_", generated), dtype=object)
 
 
-def _goals(y: Any, series: list[np.ndarray]) -> list[np.ndarray]:
+def _goals(y: Any, series: list[np.ndarray], one: bool) -> list[np.ndarray]:
     """The series to be predicted, each (n_times, m), checked against the input."""
-    several = list(y) if len(series) > 1 else [y]
+    several = [y] if one else list(y)
+    if len(several) != len(series):
+        raise ValueError(
+            f"y must hold one series for each of the {len(series)} of X; got {len(several)}."
+        )
     goals = [
         check_array(goal, ensure_2d=False, dtype=np.float64, input_name="y") for goal in several
     ]
@@ -210,6 +226,10 @@ def _goals(y: Any, series: list[np.ndarray]) -> list[np.ndarray]:
         raise ValueError(
             f"y must have as many time points as X, {list(map(len, series))}; got "
             f"{list(map(len, goals))}."
+        )
+    if len({goal.shape[1] for goal in goals}) > 1:
+        raise ValueError(
+            f"All series of y must have the same columns; got {[goal.shape[1] for goal in goals]}."
         )
     return goals
 

@@ -37,9 +37,17 @@ def test_static_columns():
     expected = [[1, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 1, 3, 5, 30], [2, 0, 0, 0, 0, 4, 0, 0, 0, 0]]
     expected[1] += [0, 1, 4, 6, 40]
     np.testing.assert_array_equal(out.to_numpy(), expected)
-    assert list(out.columns[-3:]) == ["query_x0_t2", "dose_t2", "age_t2"]
+    assert list(out.columns[-3:]) == ["query_x0_t2", "static_dose_t2", "static_age_t2"]
     with pytest.raises(ValueError, match="feature names"):
         query.transform(frame[["age", "t0", "t1", "dose"]])
+
+
+@pytest.mark.parametrize("output", ["pandas", "polars"])
+def test_names_of_static_columns_are_not_those_of_tokens(output):
+    pytest.importorskip(output)
+    query = QueryToken("last", static_columns=[0], n_tokens=2).set_output(transform=output)
+    out = query.fit_transform(np.arange(10.0).reshape(2, 5))
+    assert len(set(out.columns)) == out.shape[1] == 18
 
 
 def test_lower_degrees_cost_no_trick():
@@ -67,6 +75,8 @@ def test_errors():
         QueryToken(features=[0, 0]).fit(X)
     with pytest.raises(ValueError, match="distinct integers"):
         QueryToken(features=["a"]).fit(X)
+    with pytest.raises(ValueError, match="distinct integers"):
+        QueryToken(features=[]).fit(X)
     with pytest.raises(ValueError, match="2-D X"):
         QueryToken(static_columns=[0]).fit(X)
     with pytest.raises(ValueError, match="every column"):

@@ -64,6 +64,25 @@ def test_frames_and_targets():
     np.testing.assert_array_equal(windows.split(frame)[1], [16.0, 25.0, 36.0, 49.0])
 
 
+def test_columns_in_another_order_are_refused():
+    frame = pd.DataFrame({"demand": np.arange(8.0), "heat": np.arange(8.0) ** 2})
+    windows = SlidingWindows(3).fit(frame)
+    with pytest.raises(ValueError, match="feature names"):
+        windows.transform(frame[["heat", "demand"]])
+    np.testing.assert_array_equal(windows.transform([frame.to_numpy()]), windows.transform(frame))
+
+
+def test_another_series_as_target():
+    X, Y = reference.make_sequences(0.0, 2, 9, 2, seed=0), reference.make_sequences(0.0, 2, 9, 3)
+    expected = Y[:, 4:, 1].reshape(-1)  # windows of four, one step ahead
+    _, y = SlidingWindows(4, target=1).split(X, Y)
+    np.testing.assert_array_equal(y, expected)
+    _, y = SlidingWindows(4, target=1).split(X[:1], Y[:1])  # a batch of one is still a batch
+    np.testing.assert_array_equal(y, expected[:5])
+    _, y = SlidingWindows(4).split([X[0]], [Y[0, :, 1]])
+    np.testing.assert_array_equal(y, expected[:5])
+
+
 def test_a_recurrence_is_learned():
     series = [1.0, 0.5]
     for _ in range(100):
@@ -86,5 +105,20 @@ def test_errors():
         SlidingWindows(3, horizon=[0.5]).fit(series)
     with pytest.raises(ValueError, match="as many time points"):
         SlidingWindows(3).split(series, np.zeros(8))
+    with pytest.raises(ValueError, match="one series for each of the 2 of X; got 1"):
+        SlidingWindows(3).split([series, series], [np.zeros(9)])
+    with pytest.raises(ValueError, match=r"same columns; got \[1, 2\]"):
+        SlidingWindows(3).split([series, series], [np.zeros(9), np.zeros((9, 2))])
+    for target, message in [
+        (2, r"target must lie in 0\.\.1"),
+        (-1, r"target must lie in 0\.\.1"),
+        ("demand", "target must be distinct integers"),
+        ([True, False], "target must be distinct integers"),
+        ([], "target must be distinct integers"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            SlidingWindows(3, target=target).split(series)
+    with pytest.raises(ValueError, match=r"target must lie in 0\.\.0"):
+        SlidingWindows(3, target=1).split(series, np.zeros(9))
     with pytest.raises(ValueError, match="d=2"):
         SlidingWindows(3).fit(series).transform(np.zeros((9, 3)))
