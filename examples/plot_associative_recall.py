@@ -5,7 +5,7 @@ Associative recall: how many pairs a state of fixed size holds
 Every sequence is a table of pairs (key, name), then a key whose name is asked for. The state of
 linear attention is one matrix, whatever the number of pairs: keys that are not orthogonal disturb
 each other. We learn the look-up from tables, compare it with the ideal one and with theory, and see
-how many tables it takes. The derivations are in ``docs/associative_recall.md``.
+how many tables it takes. The derivations are in :doc:`/associative_recall`.
 
 Training data have the seed 0, held-out data the seed 1000. Run as ``python
 plot_associative_recall.py`` to see the figure, or as ``python plot_associative_recall.py

@@ -6,7 +6,7 @@ Every sequence is a regression task of its own: examples ``(x_i, y_i)`` of a lin
 at random, then a query ``(x, 0)``; the target is the function's value at ``x``. A model fitted on
 many tasks has to learn how to regress. For linear attention the best way is known in closed form,
 so every number that :class:`~sklearn_mhla.MHLARegressor` learns can be compared with what it
-should be. The derivations are in ``docs/in_context_regression.md``.
+should be. The derivations are in :doc:`/in_context_regression`.
 
 Training data have seeds below 1000, held-out data the seed 1000. Run as ``python
 plot_in_context_regression.py`` to see the figure, or as ``python plot_in_context_regression.py
