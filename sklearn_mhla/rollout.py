@@ -28,6 +28,11 @@ def _one_hot(outputs: np.ndarray) -> np.ndarray:
     return tokens
 
 
+def _one_hot_of_two(scores: np.ndarray) -> np.ndarray:
+    """The same for two classes, of which a classifier has the score of the second only."""
+    return _one_hot(np.hstack([np.zeros_like(scores), scores]))
+
+
 _DECODERS: dict[str | None, Callable[[np.ndarray], np.ndarray]] = {
     None: lambda outputs: outputs,
     "round": lambda outputs: np.rint(outputs) + 0.0,  # no negative zeros
@@ -156,13 +161,15 @@ def _decoder(decode: Any, model: Any) -> Callable[[np.ndarray], Any]:
         return decode  # type: ignore[no-any-return]
     if not (decode is None or isinstance(decode, str)) or decode not in _DECODERS:
         raise ValueError(f"decode must be None, 'round', 'onehot' or callable; got {decode!r}.")
-    n_outputs = len(model.coef_)
+    n_outputs, decoder = len(model.coef_), _DECODERS[decode]
+    if decode == "onehot" and is_classifier(model) and n_outputs == 1:
+        n_outputs, decoder = 2, _one_hot_of_two
     if n_outputs != model.token_dim_:
         raise ValueError(
             f"The model has {n_outputs} outputs, its tokens have width {model.token_dim_}: outputs "
             "cannot be appended as they are. Pass decode=callable that makes tokens of them."
         )
-    return _DECODERS[decode]
+    return decoder
 
 
 def _checked(decoded: Any, shape: tuple[int, ...], step: int) -> np.ndarray:

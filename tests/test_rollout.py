@@ -8,7 +8,7 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sklearn_mhla import MHLARegressor
+from sklearn_mhla import MHLAClassifier, MHLARegressor
 from sklearn_mhla.datasets import TuringMachineEncoding, make_turing_machine
 from sklearn_mhla.rollout import generate
 
@@ -119,6 +119,25 @@ def test_columns_of_a_frame_are_compared():
     np.testing.assert_array_equal(generate(model, frame, 2), generate(model, X, 2))
     with pytest.raises(ValueError, match="feature names"):
         generate(model, frame[frame.columns[::-1]], 2)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_classifiers_continue_with_the_class_they_predict(n_classes):
+    random = np.random.default_rng(0)
+    symbols = random.integers(n_classes, size=(100, 4))
+    tokens = np.eye(n_classes)
+    model = MHLAClassifier().fit(tokens[symbols], np.array(list("abc"))[symbols[:, -1] - 1])
+    for decode in (None, "onehot"):
+        out = generate(model, tokens[symbols[:5]], 4, decode)
+        for prompt, appended in zip(symbols, out, strict=False):
+            history = [tokens[symbol] for symbol in prompt]
+            for token in appended:
+                predicted = model.predict([np.array(history)])[0]
+                np.testing.assert_array_equal(token, tokens[list(model.classes_).index(predicted)])
+                history.append(token)
+    wide = MHLAClassifier().fit(np.ones((4, 2, 5)) * [[1.0], [2.0]], [0, 1, 1, 0])
+    with pytest.raises(ValueError, match="2 outputs, its tokens have width 5"):
+        generate(wide, np.ones((1, 2, 5)), 1)
 
 
 @pytest.mark.parametrize("state", ["sum", "mean"])
