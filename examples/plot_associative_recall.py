@@ -138,8 +138,8 @@ print(f"orthogonal, N =  8: gain {whole:.12f}")
 # Tables needed
 # -------------
 # Tokens have width ``d = K + V = 12`` and ``p = 936`` cubic features, 568 of which are independent
-# on these tables (``rank_``; the unrestricted fit is at its worst with about as many tables). One
-# head has ``V d + d^2 = 192`` numbers.
+# on these tables (``rank_``). With about as many tables the unrestricted fit interpolates and gets
+# worse before it gets better. One head has ``V d + d^2 = 192`` numbers.
 
 all_tables = [64, 125, 250, 500, 1000, 2000, 4000, 8000]
 X_new, names_new = make_tables(5000, 8, 8, "sphere", 1000)
