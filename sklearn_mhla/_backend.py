@@ -424,6 +424,12 @@ def is_tensor(values: Any) -> bool:
     return torch is not None and isinstance(values, torch.Tensor)
 
 
+def is_dask(values: Any) -> bool:
+    """Whether ``values`` is a Dask collection, without importing Dask."""
+    dask = sys.modules.get("dask.base")
+    return dask is not None and bool(dask.is_dask_collection(values))
+
+
 def tensor_device(values: Any) -> str | None:
     """Device of a torch tensor as text, None for anything else."""
     return str(values.device) if is_tensor(values) else None

@@ -74,19 +74,29 @@ def add_to_moments(model: Any, rows: Rows, moments: Sums | None) -> Sums:
         If a fit from the moments could not fit into memory.
     """
     backend = backend_for(model.device, rows.sequences.device)
-    options = {"output": model.output, "causal": model.causal, "state": model.state}
     if moments is None:
-        size = size_of(rows)
-        n_heads = model.n_heads if _is_restricted(model, size) else None
-        choose_solver("primal", size, backend.available_memory(), n_heads)
+        check_memory(model, rows, backend)
+        options = {"output": model.output, "causal": model.causal, "state": model.state}
         return Sums.from_rows(rows, backend, verbose=bool(model.verbose), **options)
-    for name, value in options.items():
-        if getattr(moments, name) != value:
+    check_same_options(model, moments)
+    return moments.add_rows(rows, backend, bool(model.verbose))
+
+
+def check_memory(model: Any, rows: Rows, backend: Backend) -> None:
+    """Raise a MemoryError if moments of such rows, and a fit from them, cannot fit."""
+    size = size_of(rows)
+    n_heads = model.n_heads if _is_restricted(model, size) else None
+    choose_solver("primal", size, backend.available_memory(), n_heads)
+
+
+def check_same_options(model: Any, moments: Sums) -> None:
+    """Raise a ValueError if an option has changed that the moments so far depend on."""
+    for name in ("output", "causal", "state"):
+        if getattr(moments, name) != getattr(model, name):
             raise ValueError(
-                f"{name}={value!r}, but the rows so far were summed with "
+                f"{name}={getattr(model, name)!r}, but the rows so far were summed with "
                 f"{name}={getattr(moments, name)!r}; fit starts anew."
             )
-    return moments.add_rows(rows, backend, bool(model.verbose))
 
 
 def fit_moments(model: Any, moments: Sums) -> dict[str, Any]:

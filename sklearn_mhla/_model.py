@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from sklearn_mhla._backend import Array, as_input_kind, backend_for, import_torch
+from sklearn_mhla._backend import Array, as_input_kind, backend_for, import_torch, is_dask
 from sklearn_mhla._fitting import design_of
 from sklearn_mhla._heads import Heads, svd_heads
 from sklearn_mhla._minimal_heads import minimal_heads
@@ -86,11 +86,16 @@ class LinearAttentionModel(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
         Returns
         -------
-        ndarray, or torch.Tensor if X holds tensors, or list of these
+        ndarray, or torch.Tensor if X holds tensors, or list of these, or dask.array.Array
             Predictions in float64, shaped like the ``y`` of `fit`. A list for
-            ``output="sequence"`` if ``X`` is a list.
+            ``output="sequence"`` if ``X`` is a list. Of a Dask collection a Dask array, which is
+            computed on request.
         """
         check_is_fitted(self)
+        if is_dask(X):
+            from sklearn_mhla import distributed
+
+            return distributed.predict(self, X)
         sequences = self._check_new(X)
         return self._shaped(self._predict_rows(sequences), sequences)
 
@@ -116,6 +121,10 @@ class LinearAttentionModel(MultiOutputMixin, RegressorMixin, BaseEstimator):
         from sklearn.metrics import r2_score  # a fifth of this package's import time
 
         check_is_fitted(self)
+        if is_dask(X):
+            from sklearn_mhla import distributed
+
+            return distributed.score(self, X, y, sample_weight)
         sequences = self._check_new(X)
         targets, _ = check_targets(y, sequences, self.output, type(self).__name__)
         weights = check_sample_weights(sample_weight, len(sequences))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sklearn_mhla._backend import backend_for
+from sklearn_mhla._backend import backend_for, is_dask
 from sklearn_mhla._features import n_pairs
 from sklearn_mhla._gram import gram_diagonal, unpack_gram
 from sklearn_mhla._sums import SUMS, Sums
@@ -139,13 +139,22 @@ n_samples arrays of shape (n_tokens_i, d)
         MemoryError
             If the moments do not fit into memory.
         """
-        if output not in ("last", "sequence") or state not in ("sum", "mean"):
-            raise ValueError(
-                "output must be 'last' or 'sequence' and state 'sum' or 'mean'; got "
-                f"output={output!r} and state={state!r}."
+        check_options(output, state)
+        if is_dask(X):
+            from sklearn_mhla import distributed
+
+            return distributed.moments(
+                X,
+                y,
+                sample_weight=sample_weight,
+                n_tokens=n_tokens,
+                output=output,
+                causal=causal,
+                state=state,
+                device=device,
             )
         sequences = check_sequences(X, n_tokens=n_tokens)
-        rows = _rows_of(sequences, y, sample_weight, output)
+        rows = rows_of(sequences, y, sample_weight, output)
         backend = backend_for(device, sequences.device)
         moments = cls.from_rows(
             rows, backend, output=output, causal=causal, state=state, verbose=bool(verbose)
@@ -175,8 +184,14 @@ n_samples arrays of shape (n_tokens_i, d)
         ValueError
             If the data do not fit those so far; nothing has been added then.
         """
+        if is_dask(X):
+            names = ("n_tokens", "output", "causal", "state", "device")
+            options = {name: getattr(self, name) for name in names}
+            batch = self.from_data(X, y, sample_weight=sample_weight, **options)
+            self._check_alike(batch)
+            return self._add(batch, 1)
         sequences = check_sequences(X, n_tokens=self.n_tokens, token_dim=self.token_dim)
-        rows = _rows_of(sequences, y, sample_weight, self.output)
+        rows = rows_of(sequences, y, sample_weight, self.output)
         if rows.targets.shape[1] != self.n_outputs:
             raise ValueError(
                 f"y has {rows.targets.shape[1]} output(s), but these moments are of "
@@ -423,7 +438,16 @@ n_samples arrays of shape (n_tokens_i, d)
         )
 
 
-def _rows_of(sequences: Sequences, y: Any, sample_weight: Any, output: str) -> Rows:
+def check_options(output: str, state: str) -> None:
+    """Refuse what is not an option."""
+    if output not in ("last", "sequence") or state not in ("sum", "mean"):
+        raise ValueError(
+            "output must be 'last' or 'sequence' and state 'sum' or 'mean'; got "
+            f"output={output!r} and state={state!r}."
+        )
+
+
+def rows_of(sequences: Sequences, y: Any, sample_weight: Any, output: str) -> Rows:
     """Rows of positive weight, with targets of no columns where there are none."""
     if y is None:
         n_rows = int(sequences.lengths.sum()) if output == "sequence" else len(sequences)

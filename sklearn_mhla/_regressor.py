@@ -8,10 +8,11 @@ from typing import Any
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from sklearn_mhla._backend import import_torch
+from sklearn_mhla._backend import import_torch, is_dask
 from sklearn_mhla._fitting import (
     add_to_moments,
     attributes_of,
+    check_same_options,
     design_of,
     fit_convex,
     fit_moments,
@@ -283,6 +284,9 @@ n_samples arrays of shape (n_tokens_i, d)
             Sequences of tokens. All three forms give the same result. A memory map, or an array in
             a file (h5py, zarr), is read in blocks, once to check and once to fit it (more often
             where an ill-conditioned solution is refined), and is never in memory as a whole.
+            A Dask array or data frame is summed where its partitions are and fitted from the
+            moments, see :mod:`sklearn_mhla.distributed`; ``y`` and ``sample_weight`` may be Dask
+            collections then.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
             Targets. For ``output="sequence"``: (n_samples, n_tokens), (n_samples, n_tokens,
             n_outputs), or a list of (n_tokens_i,) or (n_tokens_i, n_outputs) arrays.
@@ -304,6 +308,12 @@ n_samples arrays of shape (n_tokens_i, d)
             If ``solver="sgd"`` and torch is not installed.
         """
         check_parameters(self)
+        if is_dask(X):
+            from sklearn_mhla.distributed import sum_for
+
+            moments, attributes = sum_for(self, X, y, sample_weight)
+            attributes.update(fit_moments(self, moments), _moments=moments)
+            return self._store(attributes)
         rows, attributes = self._validated(X, y, sample_weight)
         solve = fit_sgd_model if self.solver == "sgd" else fit_convex
         return self._store(attributes | solve(self, rows))
@@ -325,9 +335,10 @@ n_samples arrays of shape (n_tokens_i, d)
 
         Returns
         -------
-        y : ndarray, or torch.Tensor if X holds tensors, or list of these
+        y : ndarray, or torch.Tensor if X holds tensors, or list of these, or dask.array.Array
             Predictions in float64, shaped like the ``y`` of `fit`. A list for
-            ``output="sequence"`` if ``X`` is a list.
+            ``output="sequence"`` if ``X`` is a list. Of a Dask collection a Dask array, which is
+            computed on request.
         std : like y
             Only if ``return_std`` is True. Infinite for ``alpha=0`` where the training data do not
             determine the output.
@@ -335,8 +346,13 @@ n_samples arrays of shape (n_tokens_i, d)
         Raises
         ------
         ValueError
-            If ``return_std`` is not available for this fit.
+            If ``return_std`` is not available for this fit, or for this kind of input.
         """
+        if return_std and is_dask(X):
+            raise ValueError(
+                "return_std does not take Dask collections; call predict on one partition at a "
+                "time, for example with X.map_blocks."
+            )
         predictions = super().predict(X)
         if not return_std:
             return predictions
@@ -417,6 +433,14 @@ n_samples arrays of shape (n_tokens_i, d)
                 "added. Fit with method='primal' to go on from fit, or give all batches to "
                 "partial_fit of an estimator that is not fitted yet (sklearn.base.clone makes one)."
             )
+        if is_dask(X):
+            from sklearn_mhla.distributed import sum_for
+
+            if moments is not None:
+                check_same_options(self, moments)
+            batch, attributes = sum_for(self, X, y, sample_weight, refit)
+            attributes["_moments"] = batch if moments is None else moments._add(batch, 1)
+            return self._store(attributes | {"_unsolved": self.get_params(deep=False)})
         rows, attributes = self._validated(X, y, sample_weight, refit=refit)
         if self.solver == "sgd":
             return self._store(attributes | fit_sgd_model(self, rows, partial=True))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_scalar
 
-from sklearn_mhla._backend import Backend, backend_for
+from sklearn_mhla._backend import Backend, backend_for, is_dask
 from sklearn_mhla._design import Design
 from sklearn_mhla._moments import Moments
 from sklearn_mhla._sums import Sums
@@ -57,7 +57,8 @@ def certify_identifiable(
     Parameters
     ----------
     X : array-like, list of arrays, or Moments
-        Training inputs in any form that :class:`~sklearn_mhla.MHLARegressor` takes, or the
+        Training inputs in any form that :class:`~sklearn_mhla.MHLARegressor` takes (Dask
+        collections are certified from their moments, as ``method="primal"`` does), or the
         :class:`~sklearn_mhla.Moments` of such inputs, whose own options then stand for
         ``n_tokens``, ``output``, ``causal`` and ``state``. Targets are not needed.
     n_heads : int, optional
@@ -146,6 +147,24 @@ def certify_identifiable(
     if tol is not None:
         check_scalar(tol, "tol", Real, min_val=0.0, max_val=1.0, include_boundaries="neither")
     model = {"n_heads": n_heads, "n_outputs": n_outputs}
+    if is_dask(X):
+        from sklearn_mhla import distributed
+
+        if method not in ("auto", "primal"):
+            raise ValueError(
+                "Dask collections are certified from their moments: method must be 'auto' or "
+                f"'primal'; got method={method!r}."
+            )
+        moments = distributed.moments(
+            X,
+            sample_weight=sample_weight,
+            n_tokens=n_tokens,
+            output=output,
+            causal=causal,
+            state=state,
+            device=device,
+        )
+        return certify_moments(moments, n_tokens=n_tokens, device=device, tol=tol, **model)
     if isinstance(X, Moments):
         if sample_weight is not None or method not in ("auto", "primal"):
             raise ValueError(
