@@ -287,10 +287,7 @@ def _reduce(parts: list[Any]) -> Any:
 
 
 def _map_partitions(function: Any, X: Any, y: Any, sample_weight: Any, option: Any) -> list[Any]:
-    """One delayed call per partition, with the partition's number, ``X``, ``y`` and weights.
-
-    Blockwise, so that Dask makes one task of it and of those that load a partition.
-    """
+    """One delayed call per partition, with the partition's number, ``X``, ``y`` and weights."""
     import dask.array as da
 
     blocks = _blocks(X, "X")
@@ -313,7 +310,31 @@ def _map_partitions(function: Any, X: Any, y: Any, sample_weight: Any, option: A
         dtype=object,
         meta=np.empty(0, dtype=object),
     )
-    return list(results.to_delayed())
+    return _fused(results.to_delayed())
+
+
+def _fused(calls: Any) -> list[Any]:
+    """Make one task of each call and of all that only it needs, so that no data move to it.
+
+    Dask itself fuses chains; here targets may be a slice of the block that ``X`` comes from.
+    """
+    from dask._task_spec import Task, convert_legacy_graph
+    from dask.core import reverse_dict
+    from dask.delayed import Delayed
+
+    graph = convert_legacy_graph(dict(calls[0].__dask_graph__()))
+    dependents = reverse_dict({key: node.dependencies for key, node in graph.items()})
+    for call in calls:
+        owned, waiting = {call.key: graph[call.key]}, [call.key]
+        while waiting:
+            for key in graph[waiting.pop()].dependencies:
+                if key in graph and key not in owned and dependents[key] <= owned.keys():
+                    owned[key] = graph[key]
+                    waiting.append(key)
+        for key in owned:
+            del graph[key]
+        graph[call.key] = Task.fuse(*owned.values())
+    return [Delayed(call.key, graph) for call in calls]
 
 
 def _aligned(values: Any, name: str, X: Any, blocks: Any) -> Any:
