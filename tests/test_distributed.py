@@ -295,6 +295,22 @@ def test_merging_leaves_its_parts_alone():
         assert part.n_rows == n_rows
 
 
+@pytest.mark.parametrize("n_partitions", [1, 2])
+def test_results_that_a_scheduler_keeps_are_not_added_to(n_partitions):
+    from dask.callbacks import Callback
+
+    X, y = example(40)
+    kept = []
+    with Callback(posttask=lambda key, result, *_: kept.append(result)):
+        model = MHLARegressor().fit(da.from_array(X, chunks=(40 // n_partitions, 3, 3)), y)
+    kept = [result for result in kept if isinstance(result, Moments)]
+    assert len(kept) == n_partitions + (n_partitions > 1)
+    before = [result.gram.copy() for result in kept]
+    model.partial_fit(X, y)
+    for result, gram in zip(kept, before, strict=True):
+        assert (result.gram == gram).all()
+
+
 # partial_fit and certificates -------------------------------------------------------------------
 
 
@@ -391,6 +407,10 @@ def test_partitions_of_unknown_size_that_do_not_match():
     uneven = da.from_array(table["u"].to_numpy(), chunks=((48, 48, 47, 49, 48),))
     with pytest.raises(ValueError, match=r"Partition [23]: .*X has 48 sequences, y has 4[79] rows"):
         model.fit(X, uneven)
+    emptied = frame.loc[frame.index >= 48]  # of its first partition
+    for chunks, row in ((X, emptied["u"]), (emptied[names_of(table)], frame["u"])):
+        with pytest.raises(ValueError, match=r"Partition 0: .*X has \d+ sequences, y has \d+ rows"):
+            model.fit(chunks, row)
     wide = frame[["u", "v"]].to_dask_array()
     mask = wide[:, wide.min(axis=0) > -np.inf]
     with pytest.raises(ValueError, match=r"y has shape .* only the number of samples"):
