@@ -489,7 +489,7 @@ def test_import_of_the_package_does_not_import_dask():
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two worker processes on loopback, without a dashboard."""
+    """Two worker processes on loopback."""
     distributed = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(
@@ -497,7 +497,7 @@ def cluster():
             threads_per_worker=1,
             processes=True,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address=":0",  # any free port
             worker_dashboard_address=None,
             silence_logs=50,  # a killed worker is reported as an error
         ) as cluster,
