@@ -171,7 +171,8 @@ def certify_identifiable(
                 "Moments are sums already: sample_weight must be None and method 'auto' or "
                 f"'primal'; got method={method!r}."
             )
-        return certify_moments(0 + X, tol=tol, device=device, **model)  # a copy
+        X, n_tokens = 0 + X, X.n_tokens  # a copy
+        return certify_moments(X, n_tokens=n_tokens, tol=tol, device=device, **model)
     sequences = check_sequences(X, n_tokens=n_tokens)
     weights = check_sample_weights(sample_weight, len(sequences))
     n_rows = int(sequences.lengths.sum()) if output == "sequence" else len(sequences)

@@ -651,3 +651,9 @@ def test_wrong_inputs_are_named():
     empty = Moments.from_data(X) - Moments.from_data(X)
     with pytest.raises(ValueError, match="no rows"):
         certify_identifiable(empty)
+
+
+def test_moments_of_flat_rows_know_how_these_are_read():
+    X = reference.make_sequences(0.0, 40, 3, 2).reshape(40, 6)
+    certificate = certify_identifiable(Moments.from_data(X, n_tokens=3))
+    assert certificate.covers(X).all()
