@@ -443,6 +443,10 @@ class Sums:
         self.target_shift = shift
         return self
 
+    def __sizeof__(self) -> int:
+        """Bytes with those of the arrays, by which Dask decides what to move where."""
+        return super().__sizeof__() + sum(int(getattr(self, name).nbytes) for name in ARRAYS)
+
     def __getstate__(self) -> dict[str, Any]:
         """Fields as NumPy arrays and plain values; they are loaded into the CPU's memory."""
         state = {name: value for name, value in vars(self).items() if name != "backend"}

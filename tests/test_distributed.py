@@ -283,6 +283,15 @@ def test_moments_are_those_of_all_rows():
         total.update(da.from_array(X, chunks=70), y[:, 0])
 
 
+def test_size_that_the_scheduler_sees():
+    from dask.sizeof import sizeof
+
+    small, large = (Moments.from_data(np.ones((2, 1, d)), np.ones(2)) for d in (2, 16))
+    for part, p in ((small, 6), (large, 2176)):
+        assert 2 * p**2 < sizeof(part) < 4 * p**2 + 2000
+    assert sizeof(large) > 8 * large.gram.size
+
+
 def test_merging_leaves_its_parts_alone():
     X, y = example(40)
     parts = [Moments.from_data(X[i : i + 10], y[i : i + 10]) for i in range(0, 40, 10)]
