@@ -11,7 +11,7 @@ import pytest
 import reference
 from sklearn.base import clone
 
-from sklearn_mhla import MHLARegressor, Moments, certify_identifiable
+from sklearn_mhla import MHLARegressor, MHLARegressorCV, Moments, certify_identifiable
 from sklearn_mhla import distributed as on_dask
 
 dask = pytest.importorskip("dask")
@@ -477,6 +477,22 @@ def test_large_mean_does_not_spoil_the_score():
     model = MHLARegressor(fit_intercept=True).fit(X, y + 1e8)
     computed = model.score(da.from_array(X, chunks=(7, 3, 3)), y + 1e8)
     assert computed == pytest.approx(model.score(X, y + 1e8), abs=1e-6)
+
+
+def test_cross_validated_models_predict_and_score():
+    X, y = example(60)
+    model = MHLARegressorCV().fit(X, y)
+    blocks = da.from_array(X, chunks=(25, 3, 3))
+    np.testing.assert_allclose(model.predict(blocks).compute(), model.predict(X), atol=1e-12)
+    assert model.score(blocks, y) == pytest.approx(model.score(X, y), abs=1e-12)
+
+
+def test_standard_deviations_are_refused():
+    X, y = example(60)
+    model = MHLARegressor().fit(da.from_array(X, chunks=(25, 3, 3)), y)
+    with pytest.raises(ValueError, match="return_std does not take Dask collections"):
+        model.predict(da.from_array(X), return_std=True)
+    assert np.isfinite(model.predict(X, return_std=True)[1]).all()
 
 
 def test_predictions_carry_no_moments():
