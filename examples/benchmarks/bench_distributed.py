@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=2500, help="of one partition")
     parser.add_argument("--partitions", type=int, default=24)
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
     n_rows = arguments.rows * arguments.partitions
     X = collection(arguments.rows, arguments.partitions)
