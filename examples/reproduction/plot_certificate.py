@@ -12,8 +12,8 @@ second moment of the features falls to zero as ``p`` goes to 1. The script asks
 * how far models with 1, 2, 4 and 8 heads are from it after training by gradients, and what that
   distance has to do with the training loss (Figure 2b).
 
-It takes less than a minute. With ``--full`` (about 15 minutes on one core) it uses the published sizes
-and writes the figures and tables of ``docs/certificate_experiment.md``.
+It takes less than a minute. With ``--full`` (about 15 minutes on one core) it uses the published
+sizes and writes the figures and tables of ``docs/certificate_experiment.md``.
 """
 
 import sys
@@ -165,9 +165,9 @@ if full:
 #
 # .. math:: \frac{L}{\lambda_{max}} \le \|E\|^2 \le \frac{L}{\lambda_{min}},
 #
-# whatever the number of heads and however the model was found. Gradients (Adam, learning rate 1e-2,
-# batches of 32) run once at a constant rate and once with the estimator's schedule. A run has failed
-# if it leaves more than 1 % of the mean square of the targets.
+# whatever the number of heads and however the model was found. Gradients (Adam, learning rate
+# 1e-2, batches of 32) run once at a constant rate and once with the estimator's schedule. A run
+# has failed if it leaves more than 1 % of the mean square of the targets.
 
 HEADS = (1, 2, 4, 8)
 CHECKPOINTS = (1, 3, 10, 30, 100) if full else (1, 3, 10, 20)
