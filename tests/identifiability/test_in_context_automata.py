@@ -1,7 +1,7 @@
 """Automata in context: rows that determine every prediction of interest, and not the model.
 
-An automaton with 4 states and 2 symbols is a table of 8 joint keys (state, symbol) and 4 values, the
-next states. Inputs hold the table and ask for one entry.
+An automaton with 4 states and 2 symbols is a table of 8 joint keys (state, symbol) and 4 values,
+the next states. Inputs hold the table and ask for one entry.
 """
 
 import numpy as np
@@ -51,7 +51,7 @@ def test_rank_is_that_of_exact_arithmetic():
 
 def test_a_model_of_another_kind_agrees_where_covered_only():
     """Two minimisers of the risk: minimum norm, and that plus a null function."""
-    X, y = tables(150, seed=0)
+    X, _ = tables(150, seed=0)
     certificate = certify_identifiable(X)
     new, _ = tables(300, seed=1)
     # All tables of the training inputs are covered with the key that they ask for, in any order.
