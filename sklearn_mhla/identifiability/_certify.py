@@ -183,7 +183,7 @@ def certify_identifiable(
     if chosen == "primal":
         sums = Sums.from_design(design, backend.zeros((design.n_rows, 0)), column)
         spectrum = MomentSpectrum(sums, tol)
-        if method == "auto" and tol is None and _moments_are_too_coarse(spectrum.rank, design):
+        if method != "primal" and tol is None and _moments_are_too_coarse(spectrum.rank, design):
             chosen = "span"
             if verbose:
                 print("[certify_identifiable] the rows have a higher rank than their moments show")

@@ -622,7 +622,9 @@ def test_auto_sees_what_is_lost_in_moments(problem, output, capsys):
     # Exact arithmetic agrees.
     flint = pytest.importorskip("flint")
     assert flint
-    assert certify_identifiable(X, method="exact", **options).rank == 18
+    exact = certify_identifiable(X, method="exact", **options)
+    assert exact.rank == 18
+    assert np.all(exact.covers(X))
 
 
 def test_auto_stays_with_moments_that_are_right():
