@@ -183,7 +183,11 @@ class IdentifiabilityCertificate:
 
     @cached_property
     def min_eigenvalue(self) -> float:
-        """Smallest eigenvalue of the second moment; 0 if the rank is not full."""
+        """Smallest eigenvalue of the second moment.
+
+        0 if the rank is not full, or if it is full but the eigenvalue is lost in the rounding
+        errors of the ``p x p`` matrix, which happens below about 1e-14 of the largest.
+        """
         return self._published(self._spectrum.min_eigenvalue)
 
     @cached_property
@@ -193,7 +197,7 @@ class IdentifiabilityCertificate:
 
     @property
     def condition_number(self) -> float:
-        """Largest over smallest eigenvalue; infinity if the rank is not full."""
+        """Largest over smallest eigenvalue; infinity if the latter is 0."""
         smallest = self._spectrum.min_eigenvalue
         return float(self._spectrum.max_eigenvalue) / smallest if smallest > 0.0 else math.inf
 
@@ -393,8 +397,7 @@ class IdentifiabilityCertificate:
         """
         heads = None
         if model is not None:
-            pair = (model.value_, model.key_query_) if hasattr(model, "value_") else model
-            heads = Heads(*(np.asarray(part, dtype=np.float64) for part in pair))
+            heads = _checked_heads(model, self.token_dim)
         return local_identifiability(
             self._inputs("local_identifiability").design,
             heads,
@@ -530,3 +533,22 @@ class IdentifiabilityCertificate:
             low, high = self.min_eigenvalue, self.max_eigenvalue
             found.insert(1, ("eigenvalues", f"{low:.4g} to {high:.4g}"))
         return found
+
+
+def _checked_heads(model: Any, token_dim: int) -> Heads:
+    """Heads of an estimator or a pair."""
+    pair = (model.value_, model.key_query_) if hasattr(model, "value_") else model
+    try:
+        value, key_query = (np.asarray(part, dtype=np.float64) for part in pair)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "model must be a fitted estimator or heads (value, key_query); got "
+            f"{type(model).__name__}."
+        ) from error
+    d = token_dim
+    if value.ndim != 3 or value.shape[2] != d or key_query.shape != (len(value), d, d):
+        raise ValueError(
+            f"model must hold value (n_heads, m, {d}) and key_query (n_heads, {d}, {d}); got "
+            f"shapes {value.shape} and {key_query.shape}."
+        )
+    return Heads(value, key_query)

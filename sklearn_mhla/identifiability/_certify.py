@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral, Real
 from typing import Any
 
@@ -25,6 +26,8 @@ from sklearn_mhla.identifiability._verdict import Model, Ranks, decide
 
 # Multiplications of the Jacobian test that `certify_identifiable` makes unasked.
 _MOST_OPERATIONS = 2e11
+# Larger weights are divided by a power of two, which changes nothing and keeps sums finite.
+_LARGEST_EXPONENT = 900
 
 _CHOICES = {
     "output": ("last", "sequence"),
@@ -85,9 +88,10 @@ def certify_identifiable(
         "span" factors the kernel of the rows with pivoting up to its rank ``r``:
         ``rows r (r + P + d)`` multiply-adds, ``P = d (d + 1) / 2``, and no matrix of size ``p``.
         "auto" takes "primal" if there are at least as many rows as features and it fits into
-        memory. "exact" computes the rank in exact arithmetic, which proves the verdict; it is
-        meant for tokens that hold small integers and needs python-flint. Eigenvalues and
-        coverage remain in floating point.
+        memory, unless that finds a rank below the one of a sample of ``2 p`` rows by "span".
+        "exact" computes the rank in exact arithmetic, which proves the verdict; it is meant for
+        tokens that hold small integers and needs python-flint. Eigenvalues and coverage remain in
+        floating point.
     tol : float, optional
         Relative level below which a direction counts as absent: of the largest eigenvalue of the
         second moment with features scaled to about equal size ("primal"), or of the squared
@@ -119,7 +123,10 @@ def certify_identifiable(
     Notes
     -----
     The rank is a statement to working precision. It does not depend on the units of the
-    coordinates of the tokens, and it does not change as rows are repeated.
+    coordinates of the tokens, and it does not change as rows are repeated. Moments hold squares:
+    rows that are very small beside others, by size or weight, and tokens whose mean is about a
+    hundred times their spread are lost in them, and "primal" understates the rank. "span" brings
+    every row to unit length and has no such limit for sizes and weights.
 
     References
     ----------
@@ -146,6 +153,10 @@ def certify_identifiable(
             check_scalar(number, name, Integral, min_val=1)
     if tol is not None:
         check_scalar(tol, "tol", Real, min_val=0.0, max_val=1.0, include_boundaries="neither")
+        if math.isnan(tol):
+            raise ValueError("tol must be between 0 and 1; got nan.")
+    if not isinstance(causal, (bool, np.bool_)):
+        raise ValueError(f"causal must be True or False; got {causal!r}.")
     model = {"n_heads": n_heads, "n_outputs": n_outputs}
     if is_dask(X):
         from sklearn_mhla import distributed
@@ -175,6 +186,9 @@ def certify_identifiable(
         return certify_moments(X, n_tokens=n_tokens, tol=tol, device=device, **model)
     sequences = check_sequences(X, n_tokens=n_tokens)
     weights = check_sample_weights(sample_weight, len(sequences))
+    if weights is not None:
+        excess = math.frexp(weights.max())[1] - _LARGEST_EXPONENT
+        weights = np.ldexp(weights, -max(0, excess))
     n_rows = int(sequences.lengths.sum()) if output == "sequence" else len(sequences)
     rows = rows_of_positive_weight(sequences, np.empty((n_rows, 0)), weights, output)
     backend = backend_for(device, sequences.device)
@@ -189,7 +203,11 @@ def certify_identifiable(
     if chosen == "primal":
         sums = Sums.from_design(design, backend.zeros((design.n_rows, 0)), column)
         spectrum = MomentSpectrum(sums, tol)
-    else:
+        if method != "primal" and tol is None and _moments_are_too_coarse(spectrum.rank, design):
+            chosen = "span"
+            if verbose:
+                print("[certify_identifiable] the rows have a higher rank than their moments show")
+    if chosen == "span":
         spectrum = SpanSpectrum(design, column, tol)
     ranks = Ranks(
         rank=exact_rank(design) if method == "exact" else spectrum.rank,
@@ -268,6 +286,17 @@ def _choose_method(method: str, design: Design, backend: Backend) -> tuple[str, 
     if needed > available:
         return "span", f"primal would need {needed / 1e9:.3g} GB"
     return "primal", f"p={p} <= rows={rows}"
+
+
+def _moments_are_too_coarse(rank: int, design: Design) -> bool:
+    """Whether rows, each brought to unit length, have a higher rank than their moments."""
+    n_rows, p = design.n_rows, design.n_features
+    if rank == p or 16 * n_rows * p > design.backend.available_memory():
+        return False
+    n_sequences = len(design.sequences)
+    n_sampled = min(n_sequences, -(-2 * p * n_sequences // n_rows))
+    sample = design.take(np.linspace(0, n_sequences - 1, n_sampled).astype(np.intp))
+    return SpanSpectrum(sample, None, None).rank > rank
 
 
 def _local_test(design: Design, model: Model) -> LocalIdentifiability | None:

@@ -78,7 +78,8 @@ class Ranks:
                 f"rank {rank} of {p} (at most {comb(self.token_dim + 2, 3)})"
             )
         if self.bound < p:
-            return f"{self.n_rows} rows cannot determine {p} coefficients (rank {rank})"
+            rows = "1 row" if self.n_rows == 1 else f"{self.n_rows} rows"
+            return f"{rows} cannot determine {p} coefficients (rank {rank})"
         return f"the second moment of the features has rank {rank} of {p}"
 
 

@@ -599,6 +599,50 @@ def test_auto_takes_the_smaller_side(capsys):
     assert certify_identifiable(X[:17]).method == "span"
 
 
+@pytest.mark.parametrize("output", ["last", "sequence"])
+@pytest.mark.parametrize("problem", ["sizes", "weights", "offset"])
+def test_auto_sees_what_is_lost_in_moments(problem, output, capsys):
+    """Squares of features as small as 1e-16 of others, and yet linearly independent."""
+    random = np.random.default_rng(0)
+    X, weights = random.standard_normal((20 if output == "sequence" else 80, 4, 3)), None
+    if problem == "sizes":  # of one sequence in five tiny; the others are too few for full rank
+        X[np.arange(len(X)) % 5 > 0] *= 1e-4
+    elif problem == "weights":
+        weights = np.where(np.arange(len(X)) % 20, 1e-250, 1e250)
+    else:
+        X += 100.0
+    options = {"output": output, "sample_weight": weights}
+    assert certify_identifiable(X, method="primal", **options).rank < 18
+    certificate = certify_identifiable(X, verbose=1, **options)
+    assert "higher rank than their moments" in capsys.readouterr().out
+    assert certificate.method == "span"
+    assert (certificate.verdict, certificate.rank) == ("identifiable", 18)
+    assert np.all(certificate.covers(X))
+    assert not certificate.proven or problem == "sizes"
+    # Exact arithmetic agrees.
+    flint = pytest.importorskip("flint")
+    assert flint
+    exact = certify_identifiable(X, method="exact", **options)
+    assert exact.rank == 18
+    assert np.all(exact.covers(X))
+
+
+def test_auto_stays_with_moments_that_are_right():
+    X = reference.make_sequences(0.0, 90)
+    X[..., 1] = X[..., 0]
+    certificate = certify_identifiable(X)
+    assert (certificate.method, certificate.rank) == ("primal", 6)
+
+
+def test_weights_whose_sum_overflows():
+    X = reference.make_sequences(0.0, 40)
+    certificate = certify_identifiable(X, sample_weight=np.full(40, 1e308))
+    assert certificate.min_eigenvalue == pytest.approx(
+        certify_identifiable(X).min_eigenvalue, rel=1e-12
+    )
+    assert certificate.proven
+
+
 def test_auto_takes_what_fits(monkeypatch):
     from sklearn_mhla._backend import NumpyBackend
 
@@ -624,6 +668,8 @@ def test_auto_takes_what_fits(monkeypatch):
         ({"n_tokens": 0}, ValueError, "n_tokens"),
         ({"tol": 0.0}, ValueError, "tol"),
         ({"tol": 1.0}, ValueError, "tol"),
+        ({"tol": np.nan}, ValueError, "tol"),
+        ({"causal": "no"}, ValueError, "causal"),
         ({"tol": "small"}, TypeError, "tol"),
         ({"device": "tpu"}, ValueError, "device"),
         ({"sample_weight": [1.0]}, ValueError, "sample_weight"),
@@ -632,6 +678,22 @@ def test_auto_takes_what_fits(monkeypatch):
 def test_wrong_parameters_are_named(wrong, error, match):
     with pytest.raises(error, match=match):
         certify_identifiable(reference.make_sequences(0.0, 20), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        ("heads", "got str"),
+        (3, "got int"),
+        (np.ones((1, 1, 3)), "got ndarray"),
+        ((np.ones((1, 1, 2)), np.ones((1, 2, 2))), r"\(n_heads, m, 3\)"),
+        ((np.ones((2, 1, 3)), np.ones((1, 3, 3))), r"\(n_heads, 3, 3\)"),
+    ],
+)
+def test_wrong_models_are_named(model, match):
+    certificate = certify_identifiable(reference.make_sequences(0.0, 10))
+    with pytest.raises(ValueError, match=match):
+        certificate.local_identifiability(model)
 
 
 def test_wrong_inputs_are_named():
