@@ -31,8 +31,8 @@ def delta_rule(
 ) -> torch.Tensor:
     """Recurrence ``S <- alpha S``, ``S <- S + beta k (v - S^T k)^T``, ``o = S^T q / sqrt(d_k)``.
 
-    Queries, keys and values have the shape (n, heads, T, dim); ``beta`` and ``alpha`` (n, heads, T).
-    Queries and keys are divided by their norms first.
+    Queries, keys and values have the shape (n, heads, T, dim), ``beta`` and ``alpha`` the shape
+    (n, heads, T). Queries and keys are divided by their norms first.
     """
     q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
     q = q / math.sqrt(q.shape[-1])
@@ -160,6 +160,8 @@ class DeltaNet(nn.Module):
             If the layer cannot compute such a model, or is too narrow for it.
         """
         check_positive(c=c, beta=beta)
+        if beta >= 1:
+            raise ValueError(f"beta is a sigmoid and must be less than 1; got {beta}.")
         value, key_query, width = heads_to_embed(model, hidden_size)
         n_heads, _, token_dim = value.shape
         layer = cls(width, n_heads, token_dim + 2, 2 * token_dim, norm_eps=norm_eps).double()

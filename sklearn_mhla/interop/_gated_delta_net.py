@@ -148,6 +148,8 @@ class GatedDeltaNet(nn.Module):
             If the layer cannot compute such a model, or is too narrow for it.
         """
         check_positive(c=c, beta=beta, gate_bias=gate_bias)
+        if beta >= 1:
+            raise ValueError(f"beta is a sigmoid and must be less than 1; got {beta}.")
         value, key_query, width = heads_to_embed(model, hidden_size)
         n_heads, _, token_dim = value.shape
         head_dim = 2 * token_dim + 2

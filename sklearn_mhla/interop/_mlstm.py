@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.functional import group_norm, logsigmoid
 
 from sklearn_mhla.interop._warm_start import (
-    check_positive,
     harmless_norm,
     heads_to_embed,
     merge_heads,
@@ -141,7 +140,8 @@ class MLSTM(nn.Module):
         r"""The layer that computes what a fitted model predicts.
 
         Forget gates are open, :math:`\sigma(` ``forget_bias`` :math:`)`. Input gates are
-        ``exp(input_bias)``, so small that the normaliser is 1 and the norm multiplies by a constant. Values :math:`(z, -z)`, read by :math:`(V_h, -V_h) / 2`, have mean zero, so that
+        ``exp(input_bias)``, so small that the normaliser is 1 and the norm multiplies by a
+        constant. Values :math:`(z, -z)`, read by :math:`(V_h, -V_h) / 2`, have mean zero, so that
         the norm subtracts nothing. The output gate is 1/2.
 
         Parameters
@@ -193,7 +193,9 @@ class MLSTM(nn.Module):
         values = torch.cat([eye, -eye])
         readers = list(scale * torch.cat([value, -value], dim=2))
         input_preact, forget_preact = (
-            torch.full_like(layer.igate_preact.bias, gate_soft_cap * math.atanh(bias / gate_soft_cap))
+            torch.full_like(
+                layer.igate_preact.bias, gate_soft_cap * math.atanh(bias / gate_soft_cap)
+            )
             for bias in (input_bias, forget_bias)
         )
         no_weight = torch.zeros_like(layer.igate_preact.weight)

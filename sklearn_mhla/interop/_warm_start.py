@@ -42,9 +42,7 @@ def hidden_states(tokens: torch.Tensor, hidden_size: int) -> torch.Tensor:
     return padded
 
 
-def heads_to_embed(
-    model: Any, hidden_size: int | None
-) -> tuple[torch.Tensor, torch.Tensor, int]:
+def heads_to_embed(model: Any, hidden_size: int | None) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Value matrices, key-query matrices of spectral norm one, and the width of the layer."""
     module = model if isinstance(model, MultiHeadLinearAttention) else model.to_torch()
     if module.state != "sum" or not (module.causal or module.output == "last"):
