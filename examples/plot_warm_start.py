@@ -2,8 +2,8 @@
 Warm starts: other layers that begin as the best linear attention
 =================================================================
 
-Gated linear attention, DeltaNet, Gated DeltaNet and mLSTM contain plain linear attention, exactly or
-in a limit. So they can start training from the least-squares solution instead of a random point.
+Gated linear attention, DeltaNet, Gated DeltaNet and mLSTM contain plain linear attention, exactly
+or in a limit. So they can start training from the least-squares solution instead of a random point.
 Here each of them learns two targets that are *not* linear attention, from the warm start and from
 the usual initialisation:
 
@@ -152,6 +152,17 @@ found = Parallel(n_jobs=2)(delayed(learning_curves)(*panel) for panel in panels)
 # %%
 # What is seen
 # ------------
+# At step 0 the warm start has the error of least squares: half of what the usual initialisation has
+# on softmax attention, a tenth on the decaying target. At the rates that end best, this lead is lost
+# within about ten steps, except for DeltaNet on softmax attention. At the end:
+#
+# * on softmax attention the usual initialisation is ahead or level, with and without the norm;
+# * on the decaying target the warm start is ahead of the usual layer, except for DeltaNet, but this is
+#   due to the missing norm: without it, the usual initialisation does as well or better. Only for
+#   Gated DeltaNet is the mean over the seeds lower from the warm start, and the ranges overlap.
+#
+# So here a warm start saves the first steps and does not lead to a better end.
+#
 # Mean over the seeds, lowest and highest in brackets. Targets have variance 1.
 
 print(f"| target | layer | start | rate | step 0 | step 50 | step {N_STEPS} |")

@@ -164,7 +164,8 @@ class DeltaNet(nn.Module):
             raise ValueError(f"beta is a sigmoid and must be less than 1; got {beta}.")
         value, key_query, width = heads_to_embed(model, hidden_size)
         n_heads, _, token_dim = value.shape
-        layer = cls(width, n_heads, token_dim + 2, 2 * token_dim, norm_eps=norm_eps).double()
+        layer = cls(width, n_heads, token_dim + 2, 2 * token_dim, norm_eps=norm_eps)
+        layer.double()
         norm, scale = harmless_norm(
             layer.o_norm, c**2 * math.sqrt(layer.head_k_dim) / beta, "o_norm"
         )

@@ -153,7 +153,8 @@ class GatedDeltaNet(nn.Module):
         value, key_query, width = heads_to_embed(model, hidden_size)
         n_heads, _, token_dim = value.shape
         head_dim = 2 * token_dim + 2
-        layer = cls(width, 2 * n_heads, head_dim, head_dim, norm_eps=norm_eps).double()
+        layer = cls(width, 2 * n_heads, head_dim, head_dim, norm_eps=norm_eps)
+        layer.double()
         norm, scale = harmless_norm(layer.o_norm, c**2 * math.sqrt(head_dim) / beta, "o_norm")
         eye = torch.eye(token_dim, dtype=torch.float64)
         keys = torch.zeros(head_dim, token_dim + 1, dtype=torch.float64)

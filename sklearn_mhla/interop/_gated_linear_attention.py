@@ -163,7 +163,8 @@ class GatedLinearAttention(nn.Module):
         check_positive(gate_bias=gate_bias, **({} if norm_eps is None else {"norm_eps": norm_eps}))
         value, key_query, width = heads_to_embed(model, hidden_size)
         n_heads, _, token_dim = value.shape
-        layer = cls(width, n_heads, token_dim, token_dim, norm_eps=norm_eps).double()
+        layer = cls(width, n_heads, token_dim, token_dim, norm_eps=norm_eps)
+        layer.double()
         norm, scale = harmless_norm(layer.g_norm, 1.0, "g_norm")
         tokens = [torch.eye(token_dim, dtype=torch.float64)] * n_heads
         queries = list(math.sqrt(token_dim) * key_query)

@@ -93,7 +93,8 @@ class LinearAttention(nn.Module):
         """
         value, key_query, width = heads_to_embed(model, hidden_size)
         n_heads, _, token_dim = value.shape
-        layer = cls(width, n_heads, token_dim, token_dim).double()
+        layer = cls(width, n_heads, token_dim, token_dim)
+        layer.double()
         tokens = [torch.eye(token_dim, dtype=torch.float64)] * n_heads
         queries = list(math.sqrt(token_dim) * key_query)
         set_parameters(

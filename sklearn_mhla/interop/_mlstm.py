@@ -154,7 +154,7 @@ class MLSTM(nn.Module):
             The relative error of the norm is ``exp(2 input_bias) mean((S q)^2) / (2 norm_eps)``.
             None leaves the norm out.
         gate_soft_cap : float, default=60.0
-            Bound on the inputs of the gates, larger than both biases. (xlstm's default is 15.)
+            Bound on the inputs of the gates, larger than both biases; xlstm's default is 15.
         forget_bias : float, default=20.0
             A token is forgotten at the rate ``exp(-forget_bias)``, and the gradient of the forget
             gates has this factor too.
@@ -186,7 +186,8 @@ class MLSTM(nn.Module):
             2 * width,
             norm_eps=norm_eps,
             gate_soft_cap=gate_soft_cap,
-        ).double()
+        )
+        layer.double()
         norm, scale = harmless_norm(layer.multihead_norm, math.exp(-input_bias), "multihead_norm")
         eye = torch.eye(token_dim, dtype=torch.float64)
         queries = list(math.sqrt(layer.head_k_dim) * key_query)
