@@ -152,14 +152,14 @@ found = Parallel(n_jobs=2)(delayed(learning_curves)(*panel) for panel in panels)
 # %%
 # What is seen
 # ------------
-# At step 0 the warm start has the error of least squares: half of what the usual initialisation has
-# on softmax attention, a tenth on the decaying target. At the rates that end best, this lead is lost
-# within about ten steps, except for DeltaNet on softmax attention. At the end:
+# At step 0 the warm start has the error of least squares: half of what the usual initialisation
+# has on softmax attention, a tenth on the decaying target. At the rates that end best, this lead is
+# lost within about ten steps, except for DeltaNet on softmax attention. At the end:
 #
 # * on softmax attention the usual initialisation is ahead or level, with and without the norm;
-# * on the decaying target the warm start is ahead of the usual layer, except for DeltaNet, but this is
-#   due to the missing norm: without it, the usual initialisation does as well or better. Only for
-#   Gated DeltaNet is the mean over the seeds lower from the warm start, and the ranges overlap.
+# * on the decaying target the warm start is ahead of the usual layer, except for DeltaNet, but this
+#   is due to the missing norm: without it, the usual initialisation does as well or better. Only
+#   for Gated DeltaNet is the mean over the seeds lower from the warm start, and the ranges overlap.
 #
 # So here a warm start saves the first steps and does not lead to a better end.
 #
