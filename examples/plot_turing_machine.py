@@ -227,8 +227,8 @@ if options.table:
 # %%
 # Tapes over time
 # ---------------
-# Four cells; time runs downwards, ones are dark, the dot is the head. Of each pair of tapes the left
-# was written by the model, the right by the simulator.
+# Four cells; time runs downwards, ones are dark, the dot is the head. The left tape of each pair
+# was written by the model, the right one by the simulator.
 
 STARTS = {
     "increment": ([0, 1, 1, 1], 3),

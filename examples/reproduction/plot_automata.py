@@ -113,8 +113,8 @@ for panel, (name, label) in zip(panels, LABELS.items(), strict=True):
     panel.legend(frameon=False, fontsize="small")
 panels[0].set_ylabel("rows needed")
 print(
-    "Published, for a softmax transformer (99 % of next tokens, one of the three varied, the others "
-    "fixed at 4): examples times word length grow sub-exponentially."
+    "Published, for a softmax transformer (99 % of next tokens, one of the three varied, the "
+    "others fixed at 4): examples times word length grow sub-exponentially."
 )
 
 # %%
