@@ -19,7 +19,7 @@ of a computation that a token is right if its input and those of all tokens befo
 covered: then each input consists of right tokens. Such tokens are called guaranteed here. Nothing
 but inputs is needed to know which they are.
 
-The example takes about two minutes. ``5,2,2,1600`` as an argument runs another size (cells, states,
+The example takes about a minute. ``5,2,2,1600`` as an argument runs another size (cells, states,
 symbols, number of training machines), ``--table FILE`` and ``--figure FILE`` save.
 """
 
@@ -50,8 +50,8 @@ NAMED = {
         ("carry", 1): ("carry", 0, "L"),
         ("carry", 0): ("done", 1, "N"),
     },
-    # Doubles a binary number without its first digit. Starts at the first digit; a one is moved by
-    # writing it to the left and erasing it where it was.
+    # Doubles a binary number, whose first digit is lost. Starts there; a one is moved by writing it
+    # to the left and erasing it where it was.
     "doubling": {
         ("search", 0): ("search", 0, "R"),
         ("search", 1): ("carry", 1, "L"),
