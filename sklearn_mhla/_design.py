@@ -29,6 +29,7 @@ from sklearn_mhla._features import (
     pair_indices,
     predict_block,
     prefix_states,
+    used_pairs,
 )
 from sklearn_mhla._tokens import Sequences
 
@@ -248,15 +249,28 @@ class Design:
     def matvec(self, coef: Array) -> Array:
         """``Phi @ coef.T``: ``(m, p)`` to ``(rows, m)``."""
         out = self.backend.empty((self.n_rows, coef.shape[0]))
+        by_pair = coef.reshape(coef.shape[0], -1, self.token_dim)
+        pairs = used_pairs((by_pair != 0.0).any(2).any(0), self.backend)
+        if pairs is not None:
+            coef = by_pair[:, pairs].reshape(coef.shape[0], -1)
         for block in self.blocks():
-            block.scatter(predict_block(block.state, block.query, coef), out)
+            state = block.state if pairs is None else self.backend.take(block.state, pairs)
+            block.scatter(predict_block(state, block.query, coef), out)
         return out
 
     def rmatvec(self, dual: Array) -> Array:
         """``dual.T @ Phi``: ``(rows, m)`` to ``(m, p)``."""
         total = self.backend.zeros((dual.shape[1], self.n_features))
+        by_pair = total.reshape(dual.shape[1], -1, self.token_dim)
         for block in self.blocks():
-            total += adjoint_block(block.state, block.query, block.gather(dual))
+            state, dual_block = block.state, block.gather(dual)
+            pairs = used_pairs((state != 0.0).any(0), self.backend)
+            if pairs is None:
+                total += adjoint_block(state, block.query, dual_block)
+            else:
+                state = self.backend.take(state, pairs)
+                part = adjoint_block(state, block.query, dual_block)
+                by_pair[:, pairs] += part.reshape(len(by_pair), -1, self.token_dim)
         return total
 
     def _chunks(self) -> Iterator[slice | np.ndarray]:

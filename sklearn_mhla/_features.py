@@ -199,6 +199,24 @@ def read_out(query: Array, dual: Array) -> Array:
     return weighted.reshape(n_states, n_outputs * query.shape[-1])
 
 
+def used_pairs(present: Array, backend: Backend) -> Array | None:
+    """Pairs of coordinates worth computing with: most products of one-hot blocks never occur.
+
+    Parameters
+    ----------
+    present : array of bool of shape (pairs,)
+        Whether anything but zeros goes with a pair.
+    backend : Backend
+
+    Returns
+    -------
+    array of int or None
+        None if leaving out the others would save less than half.
+    """
+    pairs = np.flatnonzero(backend.to_numpy(present))
+    return backend.index(pairs) if 2 * len(pairs) < len(present) else None
+
+
 def cubic_features(state: Array, query: Array) -> Array:
     """The feature rows themselves, ``svec(S) (x) q``.
 

@@ -113,8 +113,13 @@ n_samples arrays of shape (n_tokens_i, d)
     sequences = check_sequences(X, n_tokens=model.n_tokens, token_dim=model.token_dim_)
     backend = backend_for(model.device, sequences.device, fall_back=True)
     state, query, lengths = _start(sequences, backend)
-    coef = backend.asarray(model.coef_)
-    scale = backend.asarray(pair_scale(model.token_dim_))
+    # Pairs of coordinates that no output depends on are left out: most, where tokens are one-hot.
+    coef = model.coef_.reshape(len(model.coef_), -1, model.token_dim_)
+    used = np.flatnonzero(coef.any(axis=(0, 2)))
+    pairs = backend.index(used)
+    coef = backend.asarray(coef[:, used].reshape(len(coef), -1))
+    scale = backend.asarray(pair_scale(model.token_dim_)[used])
+    state = backend.take(state, pairs)
     running = np.arange(len(sequences))
     tokens = np.zeros((len(sequences), n_steps, model.token_dim_))
     ends = np.full(len(sequences), n_steps)
@@ -124,7 +129,7 @@ n_samples arrays of shape (n_tokens_i, d)
         appended = _checked(decoder(outputs + model.intercept_), query.shape, step)
         tokens[running, step] = appended
         query = backend.asarray(appended)
-        state = state + packed_products(query, backend) * scale
+        state = state + backend.take(packed_products(query, backend), pairs) * scale
         lengths = lengths + 1.0
         if stop is not None:
             done = _ends(stop(appended.copy()), len(appended))

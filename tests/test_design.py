@@ -34,6 +34,8 @@ INPUTS = {
     "float32": lambda: reference.make_sequences(0.5, 12, 5, 3).astype(np.float32),
     "integers": lambda: np.random.default_rng(0).integers(-4, 5, (9, 4, 3)),
     "zeros": lambda: np.zeros((5, 4, 3)),
+    "one-hot": lambda: np.eye(5)[np.random.default_rng(0).integers(0, 5, (9, 4))],
+    "ragged one-hot": lambda: [np.eye(5)[[0]], np.eye(5)[[1, 3, 3]], np.eye(5)[[2, 3]]],
     "not contiguous": lambda: reference.make_sequences(0.5, 24, 10, 3)[::2, ::-2],
     "list of equal lengths": lambda: list(reference.make_sequences(0.5, 7, 5, 3)),
     "ragged 1 to 9": lambda: reference.make_ragged([9, 1, 5, 2, 8, 3, 7, 4, 6, 1, 9], 3),
@@ -72,6 +74,9 @@ def check(X, options, **design_options):
         dual = random.standard_normal((design.n_rows, n_outputs))
         assert reference.relative_error(design.matvec(coef), expected @ coef.T) < ROUNDING
         assert reference.relative_error(design.rmatvec(dual), dual.T @ expected) < ROUNDING
+        few = coef.reshape(n_outputs, -1, design.token_dim)  # coefficients at few pairs only
+        few[:, : -(-2 * few.shape[1] // 3)] = 0.0
+        assert reference.relative_error(design.matvec(coef), expected @ coef.T) < ROUNDING
     return design
 
 

@@ -45,6 +45,21 @@ def test_equals_predicting_the_whole_sequence_again(state, intercept, lengths, n
         np.testing.assert_allclose(tokens, naive(model, prompt, n_steps), rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.parametrize("unused", [[], [1], [0, 2], [0, 1, 2]])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_pairs_without_coefficients(unused, device):
+    model = fitted(device=device)
+    coef = model.coef_.reshape(3, 6, 3)
+    rows, columns = np.triu_indices(3)
+    coef[:, np.isin(rows, unused) | np.isin(columns, unused)] = 0.0
+    model.coef_ = coef.reshape(3, 18)
+    assert (coef == 0.0).all() == (len(unused) == 3)
+    prompts = [0.5 * prompt for prompt in reference.make_ragged([3, 1, 4], 3)]
+    out = generate(model, prompts, 4)
+    for prompt, tokens in zip(prompts, out, strict=True):
+        np.testing.assert_allclose(tokens, naive(model, prompt, 4), rtol=1e-8, atol=1e-12)
+
+
 def test_forms_of_input_and_decoders():
     model = fitted()
     X = reference.make_sequences(0.0, 5, 4, 3, seed=3)

@@ -100,7 +100,9 @@ class PivotedSolver(Solver):
         def correct(residual: Array, coef: Array) -> Array:
             # Taken from the rows themselves: M and B are as inexact as L. Residuals have weighted
             # mean zero, so the features need no centring.
-            gradient = problem.design.rmatvec(problem.weighted(residual)) - alpha * coef
+            gradient = problem.design.rmatvec(problem.weighted(residual))
+            if alpha:
+                gradient -= alpha * coef
             return self.coefficients(factor.solve(self.projection(gradient)))
 
         coef = self.coefficients(factor.solve(self._adjoint(self.root * problem.targets)))
