@@ -138,7 +138,7 @@ class DeltaNet(nn.Module):
 
         Parameters
         ----------
-        model : MHLARegressor or MultiHeadLinearAttention
+        model : MHLARegressor, MHLARegressorCV or MultiHeadLinearAttention
             Fitted, with a causal sum as state and no intercept.
         hidden_size : int, default=None
             Width of the layer; None is the smallest, ``max(d + 1, m)``.
@@ -158,6 +158,8 @@ class DeltaNet(nn.Module):
         ------
         ValueError
             If the layer cannot compute such a model, or is too narrow for it.
+        TypeError
+            If ``model`` is of another class.
         """
         check_positive(c=c, beta=beta)
         if beta >= 1:

@@ -139,7 +139,7 @@ class GatedLinearAttention(nn.Module):
 
         Parameters
         ----------
-        model : MHLARegressor or MultiHeadLinearAttention
+        model : MHLARegressor, MHLARegressorCV or MultiHeadLinearAttention
             Fitted, with a causal sum as state and no intercept.
         hidden_size : int, default=None
             Width of the layer; None is the smallest, ``max(d + 1, m)``.
@@ -159,6 +159,8 @@ class GatedLinearAttention(nn.Module):
         ------
         ValueError
             If the layer cannot compute such a model, or is too narrow for it.
+        TypeError
+            If ``model`` is of another class.
         """
         check_positive(gate_bias=gate_bias, **({} if norm_eps is None else {"norm_eps": norm_eps}))
         value, key_query, width = heads_to_embed(model, hidden_size)

@@ -76,7 +76,7 @@ class LinearAttention(nn.Module):
 
         Parameters
         ----------
-        model : MHLARegressor or MultiHeadLinearAttention
+        model : MHLARegressor, MHLARegressorCV or MultiHeadLinearAttention
             Fitted, with a causal sum as state and no intercept.
         hidden_size : int, default=None
             Width of the layer; None is the smallest, ``max(d + 1, m)``.
@@ -90,6 +90,8 @@ class LinearAttention(nn.Module):
         ------
         ValueError
             If the layer cannot compute such a model, or is too narrow for it.
+        TypeError
+            If ``model`` is of another class.
         """
         value, key_query, width = heads_to_embed(model, hidden_size)
         n_heads, _, token_dim = value.shape

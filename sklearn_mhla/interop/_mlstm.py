@@ -146,7 +146,7 @@ class MLSTM(nn.Module):
 
         Parameters
         ----------
-        model : MHLARegressor or MultiHeadLinearAttention
+        model : MHLARegressor, MHLARegressorCV or MultiHeadLinearAttention
             Fitted, with a causal sum as state and no intercept.
         hidden_size : int, default=None
             Width of the layer; None is the smallest, ``max(d + 1, m)``.
@@ -170,6 +170,8 @@ class MLSTM(nn.Module):
         ------
         ValueError
             If the layer cannot compute such a model, or is too narrow for it.
+        TypeError
+            If ``model`` is of another class.
         """
         for name, bias in [("forget_bias", forget_bias), ("input_bias", input_bias)]:
             if not abs(bias) < gate_soft_cap:

@@ -225,6 +225,19 @@ def module_of(model: MHLARegressor, heads: Heads) -> MultiHeadLinearAttention:
     return module
 
 
+def as_module(model: Any) -> MultiHeadLinearAttention:
+    """A module as it is, or that of a fitted estimator."""
+    if isinstance(model, MultiHeadLinearAttention):
+        return model
+    if not hasattr(model, "to_torch"):
+        raise TypeError(
+            "model must be a fitted MHLARegressor or MHLARegressorCV, or a "
+            f"sklearn_mhla.interop.MultiHeadLinearAttention; got {type(model).__name__}."
+        )
+    module: MultiHeadLinearAttention = model.to_torch()
+    return module
+
+
 def heads_of(module: Any) -> tuple[Heads, np.ndarray]:
     """Copies of the heads and of the constant of a module, in float64."""
     if not isinstance(module, MultiHeadLinearAttention):

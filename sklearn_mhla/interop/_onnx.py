@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sklearn_mhla.interop._module import MultiHeadLinearAttention
+from sklearn_mhla.interop._module import MultiHeadLinearAttention, as_module
 
 if TYPE_CHECKING:
     import onnx
@@ -20,7 +20,7 @@ def to_onnx(model: Any, *, flat: bool | None = None, dtype: Any = "float32") -> 
 
     Parameters
     ----------
-    model : MHLARegressor or MultiHeadLinearAttention
+    model : MHLARegressor, MHLARegressorCV or MultiHeadLinearAttention
         Fitted.
     flat : bool, default=None
         Whether the input has the shape (n, n_tokens * d), each row a sequence, or (n, n_tokens, d).
@@ -38,6 +38,8 @@ def to_onnx(model: Any, *, flat: bool | None = None, dtype: Any = "float32") -> 
     ------
     ValueError
         If ``dtype`` is another.
+    TypeError
+        If ``model`` is of another class.
     ImportError
         If onnx is not installed.
 
@@ -59,14 +61,13 @@ def to_onnx(model: Any, *, flat: bool | None = None, dtype: Any = "float32") -> 
         ) from error
     if np.dtype(dtype) not in (np.dtype("float32"), np.dtype("float64")):
         raise ValueError(f"dtype must be 'float32' or 'float64'; got {dtype!r}.")
-    is_module = isinstance(model, MultiHeadLinearAttention)
-    module = model if is_module else model.to_torch()
+    module = as_module(model)
     if flat is None:
-        flat = not is_module and model._rows_are_flat
+        flat = module is not model and model._rows_are_flat
     graph = _Graph(onnx.helper, np.dtype(dtype))
     _attention(graph, module, flat)
-    shape = ["n", "n_tokens * d"] if flat else ["n", "n_tokens", module.token_dim]
-    outputs = ["n"] if module.output == "last" else ["n", "n_tokens"]
+    shape: list[Any] = ["n", "n_tokens * d"] if flat else ["n", "n_tokens", module.token_dim]
+    outputs: list[Any] = ["n"] if module.output == "last" else ["n", "n_tokens"]
     if not module.squeeze:
         outputs.append(module.value.shape[1])
     kind = onnx.helper.np_dtype_to_tensor_dtype(graph.dtype)

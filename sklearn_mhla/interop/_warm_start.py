@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sklearn_mhla.interop._module import MultiHeadLinearAttention
+from sklearn_mhla.interop._module import as_module
 
 
 def hidden_states(tokens: torch.Tensor, hidden_size: int) -> torch.Tensor:
@@ -44,7 +44,7 @@ def hidden_states(tokens: torch.Tensor, hidden_size: int) -> torch.Tensor:
 
 def heads_to_embed(model: Any, hidden_size: int | None) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Value matrices, key-query matrices of spectral norm one, and the width of the layer."""
-    module = model if isinstance(model, MultiHeadLinearAttention) else model.to_torch()
+    module = as_module(model)
     if module.state != "sum" or not (module.causal or module.output == "last"):
         raise ValueError(
             "Recurrent layers sum over the tokens up to each position, so a model can start them "

@@ -7,8 +7,9 @@ import sys
 import numpy as np
 import pytest
 from reference import make_heads, make_sequences, predict_heads
+from sklearn.linear_model import Ridge
 
-from sklearn_mhla import MHLARegressor
+from sklearn_mhla import MHLARegressor, MHLARegressorCV
 from sklearn_mhla.datasets import make_linear_attention
 from sklearn_mhla.interop import MultiHeadLinearAttention, to_onnx
 
@@ -87,6 +88,14 @@ def test_module_equals_the_definition(form):
     np.testing.assert_allclose(computed.reshape(-1, 2), expected, rtol=1e-10, atol=1e-10)
 
 
+def test_cross_validated_model():
+    X, y = make_linear_attention(80, n_tokens=6, n_features=3, noise=0.1, random_state=0)
+    model = MHLARegressorCV().fit(X, y)
+    expected = model.predict(X)
+    computed = run(to_onnx(model), X.astype("float32"))
+    np.testing.assert_allclose(computed, expected, rtol=0, atol=1e-5 * abs(expected).max())
+
+
 def test_zero_tokens_in_front_change_nothing():
     model = fitted({"output": "last"}, 2)
     X = make_sequences(0.0, 4, 5).astype("float32")
@@ -114,6 +123,8 @@ def test_saved_file_and_its_description(tmp_path):
 
 def test_errors(monkeypatch):
     model = fitted({"output": "last"}, 1)
+    with pytest.raises(TypeError, match="got Ridge"):
+        to_onnx(Ridge())
     with pytest.raises(ValueError, match="dtype must be"):
         to_onnx(model, dtype="int32")
     monkeypatch.setitem(sys.modules, "onnx", None)
