@@ -120,6 +120,25 @@ class TuringMachine:
         """Size of the tape alphabet."""
         return int(self.next_state.shape[1])
 
+    def extended(self, n_states: int, n_symbols: int) -> TuringMachine:
+        """The same machine with further states and symbols, at which it changes nothing.
+
+        Parameters
+        ----------
+        n_states, n_symbols : int
+            Not fewer than the machine has.
+
+        Returns
+        -------
+        TuringMachine
+            With tables of its own.
+        """
+        machine = self._idle(n_states, n_symbols)
+        own = slice(self.n_states), slice(self.n_symbols)
+        machine.next_state[own], machine.write[own] = self.next_state, self.write
+        machine.move[own] = self.move
+        return machine
+
     def run(
         self, tape: Sequence[int], n_steps: int, head: int = 0, state: int = 0
     ) -> list[Configuration]:
@@ -244,18 +263,16 @@ class TuringMachineEncoding:
                 f"{list(tape)}."
             )
         token = self.layout.token
-        program = []
-        for q in range(self.n_states):
-            for s in range(self.n_symbols):
-                following, written, move = q, s, 0
-                if q < machine.n_states and s < machine.n_symbols:
-                    following, written = int(machine.next_state[q, s]), int(machine.write[q, s])
-                    move = int(machine.move[q, s])
-                program.append(
-                    token(
-                        key=q * self.n_symbols + s, action=3 * following + move + 1, written=written
-                    )
-                )
+        machine = machine.extended(self.n_states, self.n_symbols)
+        program = [
+            token(
+                key=q * self.n_symbols + s,
+                action=3 * int(machine.next_state[q, s]) + int(machine.move[q, s]) + 1,
+                written=int(machine.write[q, s]),
+            )
+            for q in range(self.n_states)
+            for s in range(self.n_symbols)
+        ]
         cells = [token(position=p, symbol=int(s)) for p, s in enumerate(tape)]
         return np.array([*program, *cells, token(at=head * self.n_states + state)])
 
@@ -286,6 +303,7 @@ class TuringMachineEncoding:
             Tokens; two per step after the prompt.
         """
         tokens = list(self.prompt(machine, tape, head, state))
+        machine = machine.extended(self.n_states, self.n_symbols)
         run = machine.run(tape, n_steps, head, state)
         for before, after in pairwise(run):
             place, old = before.head, before.tape[before.head]

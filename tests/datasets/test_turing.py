@@ -106,6 +106,17 @@ def test_smaller_machines_fit_into_a_larger_encoding():
     assert tapes[-1].tolist() == [1, 0, 0, 0]
 
 
+def test_smaller_machines_change_nothing_beyond_their_table():
+    flip = TuringMachine.from_table({("go", 0): ("go", 1, "R"), ("go", 1): ("go", 0, "R")})
+    encoding = TuringMachineEncoding(3, 2, 3)
+    run = encoding.configurations(encoding.history(flip, [0, 2, 1], n_steps=4))
+    assert [c.tape for c in run] == [(0, 2, 1)] + 4 * [(1, 2, 1)]
+    assert [c.head for c in run] == [0, 1, 1, 1, 1]
+    waiting = encoding.configurations(encoding.history(flip, [0, 1, 0], 3, head=2, state=1))
+    assert set(waiting) == {((0, 1, 0), 2, 1)}
+    assert (flip.n_states, flip.n_symbols) == (1, 2)  # not extended in place
+
+
 def test_errors():
     flip = TuringMachine.from_table({(0, 0): (0, 1, "R"), (0, 1): (0, 0, "R")})
     with pytest.raises(ValueError, match="up to 1 states and 1 symbols; got 1 and 2"):
