@@ -50,8 +50,10 @@ from sklearn_mhla import MHLARegressor
 from sklearn_mhla.datasets import make_linear_attention
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--full", action="store_true", help="500 epochs, two rates, N=512 and 2048")
+parser.add_argument("--full", action="store_true", help="500 epochs instead of 60")
 parser.add_argument("--widths", type=int, nargs="+", default=[2, 4], help="widths d of tokens")
+parser.add_argument("--sizes", type=int, nargs="+", default=[512], help="numbers N of sequences")
+parser.add_argument("--rates", type=float, nargs="+", default=[0.01], help="learning rates")
 parser.add_argument("--docs", type=Path, help="folder of the docs, to store figure and table in")
 parser.add_argument("--cache", type=Path, help="folder for finished runs, to go on from")
 arguments = parser.parse_args()
@@ -60,9 +62,8 @@ memory = Memory(arguments.cache, verbose=0)
 N_TOKENS, BATCH_SIZE, CLIP, WARM_UP = 100, 32, 5.0, 0.1
 SEEDS = (0, 1, 2)
 WIDTHS = arguments.widths
-SIZES, N_EPOCHS, RATES = (
-    ((512, 2048), 500, (1e-2, 1e-3)) if arguments.full else ((512,), 60, [1e-2])
-)
+N_EPOCHS = 500 if arguments.full else 60
+SIZES, RATES = arguments.sizes, arguments.rates
 
 # %%
 # Data
@@ -243,8 +244,6 @@ for n in SIZES:
             results[n, d, name] = np.mean(seconds), np.mean(errors)
             report(n, d, name, "", errors, seconds)
         for name, (train, kind) in trained.items():
-            if train is train_torch and n > SIZES[0]:
-                continue  # hours
             runs = {
                 rate: [train(kind, d, n, seed, rate, N_EPOCHS) for seed in SEEDS] for rate in RATES
             }
