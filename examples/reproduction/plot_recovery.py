@@ -39,7 +39,7 @@ from sklearn_mhla import MHLARegressor, nuclear_norm_path
 from sklearn_mhla.datasets import make_linear_attention
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--full", action="store_true", help="20 seeds, 6 with noise")
+parser.add_argument("--full", action="store_true", help="20 seeds, 5 with noise")
 parser.add_argument("--docs", type=Path, help="folder of the docs, to store figure and tables in")
 parser.add_argument("--cache", type=Path, help="folder for finished runs, to go on from")
 arguments = parser.parse_args()
@@ -51,7 +51,7 @@ N_TOKENS, N_TEST = 64, 500
 SHAPES = ((8, 4), (6, 6))  # d, m
 RATIOS = (0.8, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
 N_HEADS = (1, 2, 3, 4)
-SEEDS, NOISY_SEEDS = (range(20), range(6)) if arguments.full else (range(4), range(2))
+SEEDS, NOISY_SEEDS = (range(20), range(5)) if arguments.full else (range(4), range(2))
 
 # %%
 # Without noise
@@ -111,7 +111,7 @@ def noisy_errors(level, n, seed):
     def errors(alphas, **options):
         return [error(MHLARegressor(alpha=alpha, **options).fit(X, y)) for alpha in alphas]
 
-    heads = {"n_heads": n_heads, "random_state": seed}
+    heads = {"n_heads": n_heads, "max_iter": 60, "random_state": seed}
     path = nuclear_norm_path(X, y, n_alphas=13, estimator=MHLARegressor(tol=1e-4))
     carrier, nuclear = MHLARegressor().fit(X, y), []
     for carrier.coef_ in path.coefs:  # predicts with the coefficients of each solution in turn
