@@ -167,9 +167,11 @@ for level, panel in zip(LEVELS, axes[:, 2], strict=True):
         color = colors[method]
         panel.plot(ROWS, middle[:, i], "o-", color=color, markersize=3, label=method)
         panel.fill_between(ROWS, low[:, i], high[:, i], color=color, alpha=0.15, linewidth=0)
+    panel.set_xscale("log")
+    panel.set_xticks(ROWS, ROWS)
+    panel.set_xticks([], minor=True)
     panel.axvline(d * d * (d + 1) // 2, color="0.7", linewidth=1, linestyle=":")
     panel.set(
-        xscale="log",
         yscale="log",
         xlabel="rows (dotted: as many as features)",
         ylabel="relative error",
