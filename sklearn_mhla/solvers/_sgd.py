@@ -141,10 +141,7 @@ def fit_sgd(
     training = Samples(problem, units, kept)
     validation = Samples(problem, units, held_out) if len(held_out) else None
     model = _Model(training, alpha, options.n_heads)
-    if start is None:
-        model.draw(random)
-    else:
-        model.set_heads(*units.inwards(*start))
+    model.begin(start, random)
 
     n_steps = options.max_iter * training.n_batches(options.batch_size)
     best_loss, best_heads, idle, finite = math.inf, model.flat.clone(), 0, True
@@ -217,12 +214,10 @@ def continue_sgd(
         )
     samples = Samples(problem, units, np.arange(len(problem.design.sequences)))
     model = _Model(samples, alpha, options.n_heads)
-    if optimizer is not None:
-        model.restore(optimizer)
-    elif start is not None:
-        model.set_heads(*units.inwards(*start))
+    if optimizer is None:
+        model.begin(start, np.random.default_rng(options.seed))
     else:
-        model.draw(np.random.default_rng(options.seed))
+        model.restore(optimizer)
     random = np.random.default_rng((options.seed, model.n_steps))
     loss = model.run_epoch(samples, options, random)
     if not math.isfinite(loss):
@@ -272,17 +267,17 @@ class _Model:
             penalty = np.fmin(alpha / self.total_weight / units.squared(), _LARGEST_PENALTY)
         self._penalty = backend.asarray(penalty.reshape(-1)) if alpha > 0.0 else None
 
-    def draw(self, random: np.random.Generator) -> None:
-        """Random heads whose predictions have the typical size ``_START``."""
+    def begin(self, start: tuple[Heads, np.ndarray] | None, random: np.random.Generator) -> None:
+        """A given model, or random heads whose predictions have the typical size ``_START``."""
         d = self.token_dim
-        value = random.standard_normal((self.n_heads, self.n_outputs, d))
-        key_query = random.standard_normal((self.n_heads, d, d))
-        value *= math.sqrt(_START) / math.sqrt(d * self.n_heads)
-        key_query *= math.sqrt(_START) / math.sqrt(d)
-        self.set_heads(Heads(value, key_query), np.zeros(self.n_outputs))
-
-    def set_heads(self, heads: Heads, intercept: np.ndarray) -> None:
-        """Start from a model in standard units."""
+        if start is None:
+            value = random.standard_normal((self.n_heads, self.n_outputs, d))
+            key_query = random.standard_normal((self.n_heads, d, d))
+            value *= math.sqrt(_START) / math.sqrt(d * self.n_heads)
+            key_query *= math.sqrt(_START) / math.sqrt(d)
+            heads, intercept = Heads(value, key_query), np.zeros(self.n_outputs)
+        else:
+            heads, intercept = self.units.inwards(*start)
         parts = [heads.value.reshape(-1), heads.key_query.reshape(-1), intercept]
         self.flat.copy_(self.backend.asarray(np.concatenate(parts)))
 

@@ -95,7 +95,7 @@ def test_one_full_batch_has_the_loss_and_gradient_of_the_definition(layout, piec
         units = StandardUnits.of(problem)
         samples = Samples(problem, units, np.arange(7))
         model = _Model(samples, alpha * 2.0 ** (-6 * problem.design.exponent), 2)
-        model.draw(random)
+        model.begin(None, random)
         model.bias += 0.1
         flat = model.flat.numpy().copy()
         gradient, n_states, n_sequences = 0.0, 0, 0
