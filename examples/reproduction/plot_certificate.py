@@ -236,6 +236,15 @@ for (above, below), p in zip(panels.T, extremes, strict=True):
             )
         below.loglog(loss, distance, marker, color=color, ms=4)
     smallest, largest = extremes[p]
+    ratios = [
+        float(distance) ** 2 / float(loss)
+        for row_p, _, _, _, loss, distance, _ in rows
+        if row_p == p and float(loss) > 1e-20  # below, both are rounding errors
+    ]
+    print(
+        f"p={p}: squared distance over loss from {min(ratios):.3g} to {max(ratios):.3g}, bounds "
+        f"{1 / largest:.3g} and {1 / smallest if smallest > 0.0 else np.inf:.3g}"
+    )
     losses = np.array([SMALLEST, 10.0])
     upper = np.sqrt(losses / smallest) if smallest > 0.0 else np.full(2, 1e2)
     below.fill_between(losses, np.sqrt(losses / largest), upper, color="0.9", zorder=0)
@@ -246,7 +255,7 @@ panels[1, 0].set_ylabel("distance from the teacher")
 for rate, marker in MARKERS.items():
     panels[0, 0].plot([], [], marker, color="0.4", label=rate)
 panels[0, 0].plot([], [], "x", color="0.4", label="failed")
-panels[0, 0].legend()
+panels[0, 0].legend(loc=(0.72, 0.25))
 for color, n_heads in enumerate(HEADS):
     panels[1, 0].plot([], [], "s", color=f"C{color}", label=f"{n_heads} heads")
 panels[1, 0].legend()
