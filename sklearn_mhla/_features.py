@@ -167,8 +167,8 @@ def adjoint_block(state: Array, query: Array, dual: Array) -> Array:
     -------
     array of shape (m, p)
     """
-    pairs = state.shape[1]
-    return by_output((state.mT @ read_out(query, dual)).reshape(pairs, dual.shape[-1], -1))
+    shape = state.shape[1], dual.shape[-1], query.shape[-1]  # none at all of pairs, maybe
+    return by_output((state.mT @ read_out(query, dual)).reshape(shape))
 
 
 def by_pair(coef: Array, token_dim: int) -> Array:
@@ -178,13 +178,15 @@ def by_pair(coef: Array, token_dim: int) -> Array:
 
 def by_output(coef: Array) -> Array:
     """The inverse of :func:`by_pair`: (pairs, m, d) to (m, p)."""
-    return coef.swapaxes(0, 1).reshape(coef.shape[1], -1)
+    pairs, n_outputs, token_dim = coef.shape
+    return coef.swapaxes(0, 1).reshape(n_outputs, pairs * token_dim)
 
 
 def predict_by_pair(state: Array, query: Array, coef: Array) -> Array:
     """:func:`predict_block` for coefficients of shape (pairs, m, d)."""
-    read = state @ coef.reshape(len(coef), -1)
-    return query @ read.reshape(len(state), *coef.shape[1:]).mT
+    _, n_outputs, token_dim = coef.shape
+    read = state @ coef.reshape(len(coef), n_outputs * token_dim)
+    return query @ read.reshape(len(state), n_outputs, token_dim).mT
 
 
 def read_out(query: Array, dual: Array) -> Array:

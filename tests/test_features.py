@@ -190,3 +190,12 @@ def test_cubic_features_order_rows_by_state_then_query():
             reference.state_matrix(tokens[i]), tokens[i, -2 + r]
         )
         assert reference.relative_error(features[row], expected) < ROUNDING
+
+
+def test_products_without_any_pair():
+    """What is left of inputs that are all zero once unused pairs are left out."""
+    state, query = np.empty((5, 0)), np.zeros((5, 2, 3))
+    assert adjoint_block(state, query, np.ones((5, 2, 4))).shape == (4, 0)
+    np.testing.assert_array_equal(
+        predict_block(state, query, np.empty((4, 0))), np.zeros((5, 2, 4))
+    )
