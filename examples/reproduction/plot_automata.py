@@ -128,6 +128,7 @@ for panel, (name, label) in zip(panels, LABELS.items(), strict=True):
         panel.plot(values, needed[:, :, column], ".", color=f"C{column}")
     panel.set(xlabel=label, xscale="log", yscale="log")
     panel.set_xticks(values, [str(value) for value in values])
+    panel.set_yticks([500, 1000, 2000, 5000], ["500", "1000", "2000", "5000"])
     panel.minorticks_off()
     panel.legend(frameon=False, fontsize="small")
 panels[0].set_ylabel("rows needed")
