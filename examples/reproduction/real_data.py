@@ -319,7 +319,7 @@ def promised(model):
     """Error or accuracy in cross-validation of what this package chose, as text."""
     model = model.model if isinstance(model, Change) else model
     if isinstance(model, BestOf):
-        return f"{(-model.best[-1].best_score_) ** 0.5:.3g}"
+        return f"{(-model.best[-1].best_score_) ** 0.5:#.3g}"
     return f"{model.best_score_:.3f}" if isinstance(model, GridSearchCV) else ""
 
 
@@ -333,7 +333,7 @@ def measure(model, train, test, classify):
     if classify:
         return f"{promised(model)} | {accuracy_score(y_test, predicted):.3f} | | {seconds:.2g}"
     rmse, r2 = root_mean_squared_error(y_test, predicted), r2_score(y_test, predicted)
-    return f"{promised(model)} | {rmse:.3g} | {r2:.3f} | {seconds:.2g}"
+    return f"{promised(model)} | {rmse:#.3g} | {r2:.3f} | {seconds:.2g}"
 
 
 def main():

@@ -66,12 +66,13 @@ def test_cosines_of_the_query_are_named_and_those_of_the_state():
     query = QueryToken("cosine", 3, features=[1]).fit_transform(Z)[:, -1]
     state = np.einsum("ntj,ntk->njk", Z, Z)
     np.testing.assert_allclose(query[:, 7:], state[:, 1, 2:] / 7, atol=1e-14)
-    frame = QueryToken("cosine", 1, features=[0], n_tokens=2).fit(np.ones((3, 4)))
-    assert list(frame.get_feature_names_out()[-3:]) == [
-        "query_constant_t2",
-        "query_x0_cos0_t2",
-        "query_x0_cos1_t2",
-    ]
+    table = X.reshape(5, 14)
+    model = QueryToken("cosine", 2, n_tokens=7).set_output(transform="pandas")
+    frame = model.fit_transform(table)
+    for j, k in np.ndindex(2, 3):
+        weights = np.cos(np.pi * k * (np.arange(7) + 0.5) / 7) / 7
+        np.testing.assert_allclose(frame[f"query_x{j}_cos{k}_t7"], X[:, :, j] @ weights, atol=1e-14)
+    assert (frame["query_constant_t7"] == 1.0).all()
 
 
 def test_lower_degrees_cost_no_trick():
