@@ -112,13 +112,10 @@ class PositionFeatures(TokenTransformer):
 
     def _features(self, lengths: np.ndarray) -> np.ndarray:
         """Appended features of all tokens, one sequence below the other."""
-        total, first = int(lengths.sum()), np.cumsum(lengths) - lengths
-        position = np.arange(total) - np.repeat(first, lengths)
-        length = np.repeat(lengths, lengths)
-        blocks = [np.ones((total, 1))] if self.constant else []
+        position, length = positions(lengths), np.repeat(lengths, lengths)
+        blocks = [np.ones((len(position), 1))] if self.constant else []
         if self.kind == "cosine":
-            phase = np.pi * (position + 0.5) / length
-            blocks.append(np.cos(np.outer(phase, np.arange(1, self.n_components + 1))))
+            blocks.append(cosines(lengths, np.arange(1, self.n_components + 1)))
         elif self.kind == "sinusoidal":
             frequency = 10000.0 ** (-np.arange(self.n_components) / self.n_components)
             angle = np.outer(position, frequency)
@@ -155,3 +152,17 @@ class PositionFeatures(TokenTransformer):
             for t, own in enumerate(tokens)
             for name in [*own, *with_token_suffix(added, len(tokens), t)]
         ]
+
+
+def positions(lengths: np.ndarray) -> np.ndarray:
+    """Position of every token in its sequence, one sequence below the other, (total,)."""
+    first = np.cumsum(lengths) - lengths
+    position: np.ndarray = np.arange(int(lengths.sum())) - np.repeat(first, lengths)
+    return position
+
+
+def cosines(lengths: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    """``cos(pi k (t + 1/2) / T)`` at every token for all orders ``k``, (total, n_orders)."""
+    phase = np.pi * (positions(lengths) + 0.5) / np.repeat(lengths, lengths)
+    basis: np.ndarray = np.cos(np.outer(phase, orders))
+    return basis

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, check_scalar
 
 from sklearn_mhla._tokens import (
     Sequences,
@@ -22,8 +23,9 @@ from sklearn_mhla.preprocessing._base import (
     joined_tokens,
     with_token_suffix,
 )
+from sklearn_mhla.preprocessing._position import cosines
 
-_SUMMARIES = ("last", "mean", "constant")
+_SUMMARIES = ("last", "mean", "cosine", "constant")
 
 
 class QueryToken(TokenTransformer):
@@ -40,8 +42,12 @@ class QueryToken(TokenTransformer):
 
     Parameters
     ----------
-    summary : {"last", "mean", "constant"}, default="last"
-        The last token, the mean over tokens, or nothing but the one.
+    summary : {"last", "mean", "cosine", "constant"}, default="last"
+        The last token; the mean over tokens; the shape of the sequence, :math:`\frac{1}{T}
+        \sum_t z_t \cos(\pi k (t + 1/2) / T)` for ``k = 0 .. n_components``, which begins with the
+        mean; or nothing but the one.
+    n_components : int, default=4
+        Highest order of "cosine". Sequences of different lengths are stretched onto each other.
     features : sequence of int, default=None
         Which features of the tokens are summarised; None takes all.
     static_columns : sequence of int, default=None
@@ -77,12 +83,14 @@ class QueryToken(TokenTransformer):
     def __init__(
         self,
         summary: str = "last",
+        n_components: int = 4,
         *,
         features: Any = None,
         static_columns: Any = None,
         n_tokens: int | None = None,
     ) -> None:
         self.summary = summary
+        self.n_components = n_components
         self.features = features
         self.static_columns = static_columns
         self.n_tokens = n_tokens
@@ -162,6 +170,9 @@ list of n_samples arrays of shape (n_tokens_i, d)
         if self.summary == "last":
             last: np.ndarray = chosen[ends - 1]
             return last
+        if self.summary == "cosine":
+            basis = cosines(lengths, np.arange(self.n_components + 1))
+            chosen = (chosen[:, :, None] * basis[:, None, :]).reshape(len(chosen), -1)
         sums: np.ndarray = np.add.reduceat(chosen, ends - lengths, axis=0)
         sums /= lengths[:, None]
         return sums
@@ -187,17 +198,22 @@ list of n_samples arrays of shape (n_tokens_i, d)
             raise ValueError(
                 f"summary must be one of {', '.join(map(repr, _SUMMARIES))}; got {self.summary!r}."
             )
+        check_scalar(self.n_components, "n_components", Integral, min_val=1)
 
     def _names_out(self, names: np.ndarray) -> list[str]:
         # Names of tokens that sat in several columns are lost: features of a token are numbered.
         summarised = np.arange(0)
         if self.summary != "constant":
             summarised = chosen_columns(self.features, "features", self.token_dim_)
+        summaries = [f"query_x{j}" for j in summarised]
+        if self.summary == "cosine":
+            orders = range(self.n_components + 1)
+            summaries = [f"{name}_cos{k}" for name in summaries for k in orders]
         static: list[str] = []
         if self.static_columns is not None:
             columns = chosen_columns(self.static_columns, "static_columns", len(names))
             static = [f"static_{name}" for name in names[columns]]
         own = [f"x{j}" for j in range(self.token_dim_)]
-        token = [*own, "query_constant", *(f"query_x{j}" for j in summarised), *static]
+        token = [*own, "query_constant", *summaries, *static]
         n_tokens = self._n_tokens_fitted + 1
         return [name for t in range(n_tokens) for name in with_token_suffix(token, n_tokens, t)]

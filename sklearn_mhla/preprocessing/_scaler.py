@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils.validation import check_scalar
 
 from sklearn_mhla._tokens import Sequences
 from sklearn_mhla.preprocessing._base import TokenTransformer, in_input_form, joined_tokens
@@ -23,7 +25,12 @@ class TokenScaler(TokenTransformer):
     with_mean : bool, default=True
         Whether to subtract the mean.
     with_std : bool, default=True
-        Whether to divide by the standard deviation; constant features are left as they are.
+        Whether to divide by the standard deviation; that of constant features counts as one.
+    std : float, default=1.0
+        Standard deviation of the result. Beside a constant of one, readings of size ``std`` make
+        terms of degree one, two and three of sizes ``std``, ``std**2`` and ``std**3``: the smaller
+        it is, the less a penalty weighs on linear terms compared with the others. In the limit the
+        model is ridge regression. Only with ``with_std=True``.
     n_tokens : int, default=None
         How many tokens one row of a 2-D input holds; None means that a row is a single token.
 
@@ -32,7 +39,7 @@ class TokenScaler(TokenTransformer):
     mean_ : ndarray of shape (d,)
         Mean over tokens, zeros if ``with_mean=False``.
     scale_ : ndarray of shape (d,)
-        What is divided by, ones if ``with_std=False``.
+        What is divided by: standard deviations over ``std``, ones if ``with_std=False``.
     token_dim_ : int
         Width ``d`` of the tokens.
     n_features_in_ : int
@@ -57,10 +64,16 @@ class TokenScaler(TokenTransformer):
     scale_: np.ndarray
 
     def __init__(
-        self, *, with_mean: bool = True, with_std: bool = True, n_tokens: int | None = None
+        self,
+        *,
+        with_mean: bool = True,
+        with_std: bool = True,
+        std: float = 1.0,
+        n_tokens: int | None = None,
     ) -> None:
         self.with_mean = with_mean
         self.with_std = with_std
+        self.std = std
         self.n_tokens = n_tokens
 
     def transform(self, X: Any) -> Any:
@@ -109,8 +122,14 @@ class TokenScaler(TokenTransformer):
         scale = np.where(scaler.scale_ == 1.0, 1.0, np.ldexp(scaler.scale_, exponent))
         return {
             "mean_": mean if self.with_mean else np.zeros(d),
-            "scale_": scale if self.with_std else np.ones(d),
+            "scale_": scale / self.std if self.with_std else np.ones(d),
         }
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_scalar(self.std, "std", Real, min_val=0.0, include_boundaries="neither")
+        if self.std != 1.0 and not self.with_std:
+            raise ValueError(f"std={self.std} needs with_std=True.")
 
     def _names_out(self, names: np.ndarray) -> list[str]:
         return list(names)

@@ -21,6 +21,7 @@ from sklearn_mhla.preprocessing import (
 TRANSFORMERS = [
     TokenScaler(),
     TokenScaler(with_mean=False, with_std=False),
+    TokenScaler(std=0.1),
     PositionFeatures(),
     PositionFeatures("sinusoidal", constant=False),
     PositionFeatures("linear"),
@@ -28,6 +29,7 @@ TRANSFORMERS = [
     QueryToken(),
     QueryToken("mean", features=[0]),
     QueryToken("constant"),
+    QueryToken("cosine", 2),
     LinearAttentionFeatures(),
     LinearAttentionFeatures(state="mean", basis="published"),
 ]

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
+from sklearn.linear_model import Ridge, RidgeCV
+from sklearn.metrics import r2_score
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from sklearn_mhla.preprocessing import TokenScaler
+from sklearn_mhla import MHLARegressor, MHLARegressorCV
+from sklearn_mhla.preprocessing import PositionFeatures, QueryToken, TokenScaler
 
 
 def test_statistics_are_over_all_tokens():
@@ -75,3 +79,77 @@ def test_the_input_is_not_changed():
     before = X.copy()
     TokenScaler().fit_transform(X)
     np.testing.assert_array_equal(X, before)
+
+
+@pytest.mark.parametrize("std", [1e-3, 0.3, 20.0])
+def test_given_deviation(std):
+    X = reference.make_ragged([3, 1, 7], 2)
+    scaler = TokenScaler(std=std)
+    for scaled, unit in zip(scaler.fit_transform(X), TokenScaler().fit_transform(X), strict=True):
+        np.testing.assert_allclose(scaled, std * unit, rtol=1e-13)
+    for back, before in zip(scaler.inverse_transform(scaler.transform(X)), X, strict=True):
+        np.testing.assert_allclose(back, before, rtol=1e-13, atol=1e-15)
+    constant = TokenScaler(with_mean=False, std=std).fit_transform(np.full((2, 3, 1), 7.0))
+    np.testing.assert_allclose(constant, 7.0 * std)
+
+
+def test_deviation_is_positive_and_needs_scaling():
+    X = np.ones((2, 3, 1))
+    for std in (0.0, -1.0):
+        with pytest.raises(ValueError, match="std == "):
+            TokenScaler(std=std).fit(X)
+    with pytest.raises(ValueError, match=r"std=0\.5 needs with_std=True"):
+        TokenScaler(with_std=False, std=0.5).fit(X)
+
+
+def series(std):
+    """Steps after which every position has a linear coefficient of its own."""
+    positions = PositionFeatures("onehot", constant=False)
+    return make_pipeline(TokenScaler(std=std), positions, QueryToken("constant"))
+
+
+def token(std):
+    """Steps that make a row a single token with a constant."""
+    return make_pipeline(TokenScaler(std=std), PositionFeatures("linear"))
+
+
+@pytest.mark.parametrize(("tokens", "multiplicity"), [(series, 2.0), (token, 3.0)])
+def test_small_readings_make_ridge_regression(tokens, multiplicity):
+    """The kernel is const + c std^2 <x, x'> + O(std^4): the penalty c std^2 a is Ridge's a."""
+    X = reference.make_sequences(1.0, 50, n_tokens=6, token_dim=1)
+    if tokens is token:
+        X = X.reshape(50, 1, 6)
+    y = np.random.default_rng(1).standard_normal(50)
+    flat = TokenScaler().fit_transform(X).reshape(50, 6)
+    expected = Ridge(3.0).fit(flat, y).predict(flat)
+    errors = []
+    for std in (0.1, 0.01, 0.001):
+        Z = tokens(std).fit_transform(X)
+        model = MHLARegressor(alpha=multiplicity * std**2 * 3.0, fit_intercept=True).fit(Z, y)
+        errors.append(np.abs(model.predict(Z) - expected).max())
+    assert errors[2] < 1e-4
+    assert errors[1] < errors[0] / 30.0  # quadratic in std
+    assert errors[2] < errors[1] / 30.0
+
+
+@pytest.mark.parametrize("tokens", [series, token])
+def test_a_linear_trend_costs_nothing(tokens):
+    """A linear target is predicted as well as by ridge regression, penalties cross-validated."""
+    random = np.random.default_rng(3)
+    X = random.standard_normal((200, 12, 1)) + 5.0
+    y = X[:, :, 0] @ random.standard_normal(12) + random.standard_normal(200) + 40.0
+    if tokens is token:
+        X = X.reshape(200, 1, 12)
+    flat = TokenScaler().fit_transform(X).reshape(200, 12)
+    ridge = RidgeCV(np.logspace(-6, 3, 28)).fit(flat[:60], y[:60])
+
+    def score(std):
+        Z = tokens(std).fit_transform(X)
+        model = MHLARegressorCV(np.logspace(-14, 6, 61), fit_intercept=True).fit(Z[:60], y[:60])
+        return model.score(Z[60:], y[60:])
+
+    expected = r2_score(y[60:], ridge.predict(flat[60:]))
+    assert expected > 0.8
+    assert score(0.003) > expected - 1e-3
+    if tokens is token:
+        assert score(1.0) < expected - 0.02  # terms of all degrees compete for the penalty
