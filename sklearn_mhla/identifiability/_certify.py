@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_scalar
 from sklearn_mhla._backend import Backend, backend_for, is_dask
 from sklearn_mhla._design import Design
 from sklearn_mhla._moments import Moments
+from sklearn_mhla._span import Span
 from sklearn_mhla._sums import Sums
 from sklearn_mhla._tokens import check_sample_weights, check_sequences, rows_of_positive_weight
 from sklearn_mhla.identifiability._certificate import (
@@ -29,6 +30,8 @@ _MOST_OPERATIONS = 2e11
 # Larger weights are divided by a power of two, which changes nothing and keeps sums finite.
 _LARGEST_EXPONENT = 900
 
+# From that many features on a look at the rank of some rows is cheap beside p x p matrices.
+_WORTH_A_LOOK = 2048
 _CHOICES = {
     "output": ("last", "sequence"),
     "state": ("sum", "mean"),
@@ -285,6 +288,11 @@ def _choose_method(method: str, design: Design, backend: Backend) -> tuple[str, 
         return "span", f"rows={rows} < p={p}"
     if needed > available:
         return "span", f"primal would need {needed / 1e9:.3g} GB"
+    if p >= _WORTH_A_LOOK:
+        sample = _sample(design, p // 8)
+        rank = Span.from_design(sample).rank
+        if rank < sample.n_rows // 2:
+            return "span", f"p={p} <= rows={rows}, but {sample.n_rows} of them have rank {rank}"
     return "primal", f"p={p} <= rows={rows}"
 
 
@@ -293,10 +301,14 @@ def _moments_are_too_coarse(rank: int, design: Design) -> bool:
     n_rows, p = design.n_rows, design.n_features
     if rank == p or 16 * n_rows * p > design.backend.available_memory():
         return False
+    return SpanSpectrum(_sample(design, 2 * p), None, None).rank > rank
+
+
+def _sample(design: Design, n_rows: int) -> Design:
+    """About that many rows of whole sequences, evenly spread; all if there are not more."""
     n_sequences = len(design.sequences)
-    n_sampled = min(n_sequences, -(-2 * p * n_sequences // n_rows))
-    sample = design.take(np.linspace(0, n_sequences - 1, n_sampled).astype(np.intp))
-    return SpanSpectrum(sample, None, None).rank > rank
+    n_sampled = min(n_sequences, -(-n_rows * n_sequences // design.n_rows))
+    return design.take(np.linspace(0, n_sequences - 1, n_sampled).astype(np.intp))
 
 
 def _local_test(design: Design, model: Model) -> LocalIdentifiability | None:

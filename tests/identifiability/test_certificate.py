@@ -719,3 +719,16 @@ def test_moments_of_flat_rows_know_how_these_are_read():
     X = reference.make_sequences(0.0, 40, 3, 2).reshape(40, 6)
     certificate = certify_identifiable(Moments.from_data(X, n_tokens=3))
     assert certificate.covers(X).all()
+
+
+def test_many_rows_of_low_rank_are_not_summed(monkeypatch):
+    """One-hot tokens, more rows than features: the span is chosen, with the same certificate."""
+    monkeypatch.setattr("sklearn_mhla.identifiability._certify._WORTH_A_LOOK", 100)
+    random = np.random.default_rng(0)
+    X = np.eye(8)[random.integers(3, size=(600, 3))]  # p = 288, three symbols
+    low = certify_identifiable(X)
+    assert low.method == "span"
+    expected = certify_identifiable(X, method="primal")
+    assert (low.rank, low.verdict) == (expected.rank, expected.verdict)
+    full = certify_identifiable(random.standard_normal((600, 3, 8)))
+    assert (full.method, full.rank) == ("primal", 288)
