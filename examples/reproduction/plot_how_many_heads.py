@@ -53,7 +53,7 @@ warnings.simplefilter("ignore", ConvergenceWarning)
 
 WIDTH, N_OUTPUTS, N_SEQUENCES, N_TOKENS = 4, 4, 512, 16
 TRUE_HEADS = (1, 2, 4, 8)
-FITTED = (1, 2, 3, 4, 6, 8, 16) if arguments.full else (1, 2, 4, 8, 16)
+FITTED = (1, 2, 3, 4, 6, 7, 8, 12, 16) if arguments.full else (1, 2, 4, 8, 16)
 TEACHERS, STARTS = (range(4), range(5)) if arguments.full else (range(2), range(3))
 N_EPOCHS, N_ROUNDS, N_STEPS = 500, 1000, 200
 
