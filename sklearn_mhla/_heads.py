@@ -27,6 +27,14 @@ class Heads(NamedTuple):
         Value matrices ``V_h``.
     key_query : ndarray of shape (n_heads, d, d)
         Fused key-query matrices ``Q_h``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn_mhla import Heads
+    >>> heads = Heads(value=np.ones((1, 2, 3)), key_query=np.ones((1, 3, 3)))
+    >>> heads.coefficients().shape
+    (2, 18)
     """
 
     value: np.ndarray

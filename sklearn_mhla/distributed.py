@@ -187,6 +187,15 @@ def score(model: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
     ------
     ValueError
         If the data do not fit the model.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from sklearn_mhla import MHLARegressor, distributed
+    >>> X = da.random.default_rng(0).standard_normal((600, 8, 3), chunks=(200, 8, 3))
+    >>> y = X[:, -1, 0] * (X**2).sum(axis=(1, 2))
+    >>> round(distributed.score(MHLARegressor().fit(X, y), X, y), 6)
+    1.0
     """
     import dask
 

@@ -210,6 +210,13 @@ class AutomatonRun(NamedTuple):
         The automaton.
     word : ndarray of int
         The word.
+
+    Examples
+    --------
+    >>> from sklearn_mhla.datasets import make_dfa_execution
+    >>> _, _, runs = make_dfa_execution(2, return_runs=True, random_state=0)
+    >>> len(runs), runs[0].word.shape
+    (2, (3,))
     """
 
     automaton: FiniteAutomaton

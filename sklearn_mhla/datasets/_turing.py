@@ -29,6 +29,12 @@ class Configuration(NamedTuple):
         Cell of the head.
     state : int
         State of the control.
+
+    Examples
+    --------
+    >>> from sklearn_mhla.datasets import Configuration
+    >>> Configuration(tape=(0, 1, 1), head=2, state=0).tape
+    (0, 1, 1)
     """
 
     tape: tuple[int, ...]
@@ -369,6 +375,13 @@ class TuringRun(NamedTuple):
         Cell of the head.
     state : int
         State of the control.
+
+    Examples
+    --------
+    >>> from sklearn_mhla.datasets import make_turing_machine
+    >>> _, _, runs = make_turing_machine(2, return_runs=True, random_state=0)
+    >>> len(runs), runs[0].tape.shape
+    (2, (3,))
     """
 
     machine: TuringMachine

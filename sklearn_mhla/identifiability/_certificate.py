@@ -133,6 +133,15 @@ class IdentifiabilityCertificate:
     ----------
     .. [1] M. Yau, E. Akyurek, J. Mao, J. B. Tenenbaum, S. Jegelka and J. Andreas, "Learning
        Linear Attention in Polynomial Time", NeurIPS 2025, arXiv:2410.10101.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn_mhla import certify_identifiable
+    >>> X = np.random.default_rng(0).standard_normal((100, 5, 2))
+    >>> certificate = certify_identifiable(X)
+    >>> certificate.verdict, certificate.rank, certificate.proven
+    ('identifiable', 6, True)
     """
 
     def __init__(

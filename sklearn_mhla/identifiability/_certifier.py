@@ -29,6 +29,12 @@ class IdentifiabilityWarning(UserWarning):
     Notes
     -----
     Raised as a warning by :class:`IdentifiabilityCertifier` with ``on_failure="warn"``.
+
+    Examples
+    --------
+    >>> from sklearn_mhla.identifiability import IdentifiabilityWarning
+    >>> issubclass(IdentifiabilityWarning, UserWarning)
+    True
     """
 
 
@@ -38,6 +44,17 @@ class NotIdentifiableError(ValueError):
     Notes
     -----
     Raised by :class:`IdentifiabilityCertifier` with ``on_failure="raise"``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn_mhla import IdentifiabilityCertifier
+    >>> from sklearn_mhla.identifiability import NotIdentifiableError
+    >>> try:
+    ...     IdentifiabilityCertifier(on_failure="raise").fit(np.ones((5, 3)))
+    ... except NotIdentifiableError:
+    ...     print("one input, told five times")
+    one input, told five times
     """
 
 

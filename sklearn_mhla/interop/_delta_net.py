@@ -74,6 +74,18 @@ class DeltaNet(nn.Module):
     ----------
     .. [1] S. Yang, B. Wang, Y. Zhang, Y. Shen and Y. Kim, "Parallelizing Linear Transformers with
        the Delta Rule over Sequence Length", NeurIPS 2024, arXiv:2406.06484.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklearn_mhla import MHLARegressor
+    >>> from sklearn_mhla.datasets import make_linear_attention
+    >>> from sklearn_mhla.interop import DeltaNet, hidden_states
+    >>> X, y = make_linear_attention(200, n_tokens=8, n_features=3, random_state=0)
+    >>> layer = DeltaNet.from_model(MHLARegressor().fit(X, y))
+    >>> output = layer(hidden_states(torch.tensor(X), layer.hidden_size))[:, -1, 0]
+    >>> bool((output - torch.tensor(y)).abs().max() < 1e-4 * abs(y).max())
+    True
     """
 
     def __init__(

@@ -50,6 +50,18 @@ class GatedDeltaNet(nn.Module):
     ----------
     .. [1] S. Yang, J. Kautz and A. Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta
        Rule", ICLR 2025, arXiv:2412.06464.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklearn_mhla import MHLARegressor
+    >>> from sklearn_mhla.datasets import make_linear_attention
+    >>> from sklearn_mhla.interop import GatedDeltaNet, hidden_states
+    >>> X, y = make_linear_attention(200, n_tokens=8, n_features=3, random_state=0)
+    >>> layer = GatedDeltaNet.from_model(MHLARegressor().fit(X, y))
+    >>> output = layer(hidden_states(torch.tensor(X), layer.hidden_size))[:, -1, 0]
+    >>> bool((output - torch.tensor(y)).abs().max() < 1e-4 * abs(y).max())
+    True
     """
 
     def __init__(

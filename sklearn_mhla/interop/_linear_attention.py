@@ -38,6 +38,18 @@ class LinearAttention(nn.Module):
     ----------
     .. [1] A. Katharopoulos, A. Vyas, N. Pappas and F. Fleuret, "Transformers are RNNs: Fast
        Autoregressive Transformers with Linear Attention", ICML 2020, arXiv:2006.16236.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklearn_mhla import MHLARegressor
+    >>> from sklearn_mhla.datasets import make_linear_attention
+    >>> from sklearn_mhla.interop import LinearAttention, hidden_states
+    >>> X, y = make_linear_attention(200, n_tokens=8, n_features=3, random_state=0)
+    >>> layer = LinearAttention.from_model(MHLARegressor().fit(X, y))
+    >>> output = layer(hidden_states(torch.tensor(X), layer.hidden_size))[:, -1, 0]
+    >>> bool((output - torch.tensor(y)).abs().max() < 1e-4 * abs(y).max())
+    True
     """
 
     def __init__(self, hidden_size: int, num_heads: int, head_k_dim: int, head_v_dim: int) -> None:

@@ -63,6 +63,18 @@ class MLSTM(nn.Module):
     .. [1] M. Beck, K. Poeppel, P. Lippe, R. Kurle, P. M. Blies, G. Klambauer, S. Boeck and
        S. Hochreiter, "xLSTM 7B: A Recurrent LLM for Fast and Efficient Inference", ICML 2025,
        arXiv:2503.13427.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklearn_mhla import MHLARegressor
+    >>> from sklearn_mhla.datasets import make_linear_attention
+    >>> from sklearn_mhla.interop import MLSTM, hidden_states
+    >>> X, y = make_linear_attention(200, n_tokens=8, n_features=3, random_state=0)
+    >>> layer = MLSTM.from_model(MHLARegressor().fit(X, y))
+    >>> output = layer(hidden_states(torch.tensor(X), layer.hidden_size))[:, -1, 0]
+    >>> bool((output - torch.tensor(y)).abs().max() < 1e-4 * abs(y).max())
+    True
     """
 
     def __init__(

@@ -28,6 +28,14 @@ class AttentionState:
         ``sum_t z_t z_t^T`` of each sequence.
     n_tokens : int
         How many tokens were summed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklearn_mhla.interop import AttentionState
+    >>> piece = AttentionState(torch.eye(2)[None], n_tokens=2)
+    >>> (piece + piece).n_tokens
+    4
     """
 
     total: torch.Tensor

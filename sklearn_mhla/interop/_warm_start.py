@@ -30,6 +30,13 @@ def hidden_states(tokens: torch.Tensor, hidden_size: int) -> torch.Tensor:
     ------
     ValueError
         If ``hidden_size`` is too small.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklearn_mhla.interop import hidden_states
+    >>> hidden_states(torch.tensor([[2.0, 3.0]]), 4)
+    tensor([[2., 3., 1., 0.]])
     """
     free = hidden_size - tokens.shape[-1]
     if free < 1:
