@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import svd
 
-from sklearn_mhla import _span
+from sklearn_mhla import _pivoted_cholesky, _span
 from sklearn_mhla._backend import NumpyBackend, TorchBackend
 from sklearn_mhla._design import Design
-from sklearn_mhla._span import COVERED, Span, pivoted_cholesky, span_tolerance, unit_rows
+from sklearn_mhla._pivoted_cholesky import COVERED, pivoted_cholesky, unit_rows
+from sklearn_mhla._rounding import rank_tolerance
+from sklearn_mhla._span import Span
 from sklearn_mhla._tokens import check_sequences
 
 
@@ -246,7 +248,7 @@ def test_what_no_part_sees_counts_in_measured_residuals_too(monkeypatch):
 def test_rank_is_not_inflated_by_rounding(monkeypatch):
     X = reference.make_sequences(30.0, 900, 8, 8)[:, :, [*range(8), 0, 1, 2]]
     assert span_of(X).rank == 288
-    monkeypatch.setattr(_span, "_DOUBTFUL", 0.0)
+    monkeypatch.setattr(_pivoted_cholesky, "_DOUBTFUL", 0.0)
     assert span_of(X).rank > 288
 
 
@@ -284,8 +286,8 @@ def test_max_rank_stops_the_search():
 
 def test_tolerance_does_not_grow_with_rows_beyond_p():
     few, many = reference.make_sequences(0.0, 20), reference.make_sequences(0.0, 2000)
-    assert span_of(few).tol == span_of(many).tol == span_tolerance(18)
-    assert span_tolerance(40_000) < COVERED**2
+    assert span_of(few).tol == span_of(many).tol == rank_tolerance(18)
+    assert rank_tolerance(40_000) < COVERED**2
 
 
 @pytest.mark.parametrize("block", [1, 7, 64])

@@ -21,7 +21,8 @@ from scipy.linalg import eigh
 from sklearn_mhla import MHLARegressor
 from sklearn_mhla._backend import NumpyBackend
 from sklearn_mhla._design import Design
-from sklearn_mhla._span import Span, unit_rows
+from sklearn_mhla._pivoted_cholesky import unit_rows
+from sklearn_mhla._span import Span
 from sklearn_mhla._tokens import check_sequences
 from sklearn_mhla.datasets import make_turing_machine
 

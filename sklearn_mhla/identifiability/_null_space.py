@@ -11,7 +11,7 @@ from scipy.linalg import qr
 from sklearn_mhla._backend import Array
 from sklearn_mhla._design import Block, Design
 from sklearn_mhla._features import predict_block
-from sklearn_mhla._span import COVERED
+from sklearn_mhla._pivoted_cholesky import COVERED
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,14 @@ from sklearn_mhla._backend import Array, Backend
 from sklearn_mhla._design import Design, Equilibration
 from sklearn_mhla._features import adjoint_block, pair_indices, pair_scale, predict_block
 from sklearn_mhla._gram import gram_bounds, gram_diagonal, unpack_gram
-from sklearn_mhla._span import Span, unit_rows
+from sklearn_mhla._pivoted_cholesky import unit_rows
+from sklearn_mhla._rounding import rank_tolerance
+from sklearn_mhla._span import Span
 from sklearn_mhla._sums import Sums
 from sklearn_mhla.identifiability._error_bound import SecondMoment, leverage
 from sklearn_mhla.identifiability._null_space import NullSpace
 from sklearn_mhla.identifiability._proof import sums_lower_bound
-from sklearn_mhla.solvers._factor import rank_tolerance, safe_cholesky
+from sklearn_mhla.solvers._factor import safe_cholesky
 
 # Below this order dense eigenvalues are cheaper than a Krylov space.
 _DENSE_ORDER = 64

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sklearn_mhla._span import COVERED
+from sklearn_mhla._pivoted_cholesky import COVERED
 from sklearn_mhla.identifiability import IdentifiabilityCertificate, certify_identifiable
 from sklearn_mhla.plotting._pyplot import import_pyplot
 

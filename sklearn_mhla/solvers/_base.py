@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from sklearn_mhla._backend import Array, Backend
 from sklearn_mhla._design import Design
+from sklearn_mhla._rounding import EPS
 from sklearn_mhla._sums import Sums
-from sklearn_mhla.solvers._factor import EPS
 
 # Refinement stops being worthwhile where a factorisation is already this accurate.
 _ACCURATE = 1e-11

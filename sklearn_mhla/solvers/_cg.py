@@ -34,8 +34,8 @@ from tqdm import tqdm
 from sklearn_mhla._backend import Array, Backend
 from sklearn_mhla._design import Block, Design
 from sklearn_mhla._features import by_output, by_pair, n_pairs, predict_by_pair, read_out
+from sklearn_mhla._rounding import EPS, rank_tolerance
 from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver
-from sklearn_mhla.solvers._factor import EPS, rank_tolerance
 from sklearn_mhla.solvers._orthogonal import triangle_of_rows
 
 # Reduction of the gradient after which it is computed anew from residuals.

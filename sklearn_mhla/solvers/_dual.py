@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from sklearn_mhla._backend import Array
 from sklearn_mhla._design import Design
 from sklearn_mhla._features import adjoint_block, n_pairs, predict_block
+from sklearn_mhla._rounding import rank_tolerance
 from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver, refine
-from sklearn_mhla.solvers._factor import factorize, rank_tolerance
+from sklearn_mhla.solvers._factor import factorize
 from sklearn_mhla.solvers._orthogonal import (
     hides_directions,
     pseudo_inverse,

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sklearn_mhla._backend import Array, Backend
+from sklearn_mhla._rounding import rank_tolerance
 from sklearn_mhla.solvers._dual import DualSolver
-from sklearn_mhla.solvers._factor import rank_tolerance
 from sklearn_mhla.solvers._head_equations import HeadLoss, MomentEquations, RowEquations
 from sklearn_mhla.solvers._primal import PrimalSolver
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from sklearn_mhla._backend import Array
 from sklearn_mhla._features import adjoint_block, n_pairs, predict_block
-from sklearn_mhla._span import Part, UnitRows, factor_parts, span_tolerance, unit_rows
+from sklearn_mhla._pivoted_cholesky import Part, UnitRows, factor_parts, unit_rows
+from sklearn_mhla._rounding import rank_tolerance
 from sklearn_mhla.solvers._base import LeastSquaresProblem, ProblemSize, Solution, Solver, refine
 from sklearn_mhla.solvers._factor import factorize
 
@@ -207,7 +208,7 @@ def _parts(
     return factor_parts(
         rows,
         problem.backend,
-        tol=span_tolerance(min(len(rows.norm), problem.design.n_features)),
+        tol=rank_tolerance(min(len(rows.norm), problem.design.n_features)),
         max_rank=max_rank,
         keep_rows=keep_rows,
         verbose=problem.design.verbose,

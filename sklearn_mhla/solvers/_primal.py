@@ -12,6 +12,7 @@ import warnings
 from scipy.linalg import LinAlgWarning
 
 from sklearn_mhla._backend import Array
+from sklearn_mhla._rounding import EPS, rank_tolerance
 from sklearn_mhla.solvers._base import (
     LeastSquaresProblem,
     MomentProblem,
@@ -20,7 +21,7 @@ from sklearn_mhla.solvers._base import (
     Solver,
     refine,
 )
-from sklearn_mhla.solvers._factor import EPS, factorize, rank_tolerance
+from sklearn_mhla.solvers._factor import factorize
 from sklearn_mhla.solvers._orthogonal import hides_directions, solve_by_rows
 
 _TOLERATED = 1e-4  # relative error of coefficients that is worth a warning

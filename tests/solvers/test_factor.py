@@ -7,12 +7,11 @@ import pytest
 import reference
 
 from sklearn_mhla._backend import NumpyBackend, TorchBackend
+from sklearn_mhla._rounding import EPS, rank_tolerance
 from sklearn_mhla.solvers._factor import (
-    EPS,
     CholeskyFactor,
     RangeFactor,
     factorize,
-    rank_tolerance,
     symmetric_one_norm,
 )
 

@@ -10,8 +10,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from sklearn_mhla import MHLARegressor
 from sklearn_mhla._backend import NumpyBackend, TorchBackend
+from sklearn_mhla._rounding import rank_tolerance
 from sklearn_mhla.solvers import _orthogonal
-from sklearn_mhla.solvers._factor import rank_tolerance
 from sklearn_mhla.solvers._orthogonal import pseudo_inverse, triangle_of_rows
 
 METHODS = ["primal", "dual"]

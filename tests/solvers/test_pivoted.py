@@ -9,7 +9,7 @@ import reference
 from sklearn_mhla import MHLARegressor
 from sklearn_mhla._backend import NumpyBackend
 from sklearn_mhla._design import Design
-from sklearn_mhla._span import factor_parts
+from sklearn_mhla._pivoted_cholesky import factor_parts
 from sklearn_mhla._tokens import check_sequences
 from sklearn_mhla.solvers import (
     LeastSquaresProblem,
