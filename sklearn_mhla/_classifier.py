@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import assert_all_finite
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted
 
 from sklearn_mhla._backend import to_numpy
 from sklearn_mhla._regressor import MHLARegressor, _streams
-from sklearn_mhla._tokens import check_sample_weights
+from sklearn_mhla._targets import check_labels, check_sample_weights
 
 # What a fitted classifier passes on from its regressor.
 _FITTED = (
@@ -366,26 +364,7 @@ n_samples arrays of shape (n_tokens_i, d)
         return parameters
 
     def _labels(self, y: Any) -> tuple[np.ndarray, np.ndarray | None]:
-        """All labels in one row, and for ``output="sequence"`` how many each sequence has."""
-        if y is None:
-            raise ValueError(
-                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
-                "is None."
-            )
-        if self.output != "sequence":
-            labels = column_or_1d(to_numpy(y), warn=True)
-            _check_labels(labels)
-            return labels, None
-        parts = [np.asarray(to_numpy(part)) for part in y]
-        for i, part in enumerate(parts):
-            if part.ndim != 1:
-                raise ValueError(
-                    f"output='sequence' needs one label per token: y[{i}] has shape {part.shape}, "
-                    "expected (n_tokens,)."
-                )
-        labels = np.concatenate(parts)
-        _check_labels(labels)
-        return labels, np.array([len(part) for part in parts])
+        return check_labels(y, self.output, type(self).__name__)
 
     def _weights(
         self,
@@ -432,14 +411,6 @@ n_samples arrays of shape (n_tokens_i, d)
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         return tags
-
-
-def _check_labels(labels: np.ndarray) -> None:
-    """Refuse what cannot be labels."""
-    if not len(labels):
-        raise ValueError("Found array with 0 sample(s): y is empty while at least 2 are required.")
-    assert_all_finite(labels, input_name="y")
-    check_classification_targets(labels)
 
 
 def _coded(labels: np.ndarray, counts: np.ndarray | None, classes: np.ndarray) -> Any:

@@ -12,12 +12,11 @@ from sklearn_mhla._backend import Array, as_input_kind, backend_for, import_torc
 from sklearn_mhla._fitting import design_of
 from sklearn_mhla._heads import Heads, svd_heads
 from sklearn_mhla._minimal_heads import minimal_heads
+from sklearn_mhla._targets import check_sample_weights, check_targets
 from sklearn_mhla._tokens import (
     Rows,
     Sequences,
-    check_sample_weights,
     check_sequences,
-    check_targets,
     compare_features,
     describe_columns,
     rows_of_positive_weight,

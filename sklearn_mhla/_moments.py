@@ -16,12 +16,11 @@ from sklearn_mhla._backend import backend_for, is_dask
 from sklearn_mhla._features import n_pairs
 from sklearn_mhla._gram import gram_diagonal, unpack_gram
 from sklearn_mhla._sums import SUMS, Sums
+from sklearn_mhla._targets import check_sample_weights, check_targets
 from sklearn_mhla._tokens import (
     Rows,
     Sequences,
-    check_sample_weights,
     check_sequences,
-    check_targets,
     rows_of_positive_weight,
 )
 from sklearn_mhla.solvers import MomentProblem, PrimalSolver, Units

@@ -19,7 +19,10 @@ from sklearn.utils.validation import check_is_fitted
 from sklearn_mhla._backend import Array, NumpyBackend, backend_for, is_dask
 from sklearn_mhla._fitting import check_memory
 from sklearn_mhla._moments import Moments, check_options, rows_of
-from sklearn_mhla._tokens import check_sample_weights, check_sequences, check_targets
+from sklearn_mhla._targets import check_sample_weights, check_targets
+from sklearn_mhla._tokens import (
+    check_sequences,
+)
 
 __all__ = ["moments", "predict", "score"]
 

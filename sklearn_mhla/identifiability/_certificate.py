@@ -15,10 +15,10 @@ from sklearn_mhla._backend import backend_for
 from sklearn_mhla._design import Design
 from sklearn_mhla._heads import Heads
 from sklearn_mhla._span import Span
+from sklearn_mhla._targets import check_targets
 from sklearn_mhla._tokens import (
     Sequences,
     check_sequences,
-    check_targets,
     rows_of_positive_weight,
 )
 from sklearn_mhla.identifiability._error_bound import error_bound

@@ -10,9 +10,9 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
+from sklearn_mhla._targets import check_targets
 from sklearn_mhla._tokens import (
     check_sequences,
-    check_targets,
     compare_features,
     describe_columns,
     store_columns,

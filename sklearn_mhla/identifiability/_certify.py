@@ -14,7 +14,11 @@ from sklearn_mhla._design import Design
 from sklearn_mhla._moments import Moments
 from sklearn_mhla._span import Span
 from sklearn_mhla._sums import Sums
-from sklearn_mhla._tokens import check_sample_weights, check_sequences, rows_of_positive_weight
+from sklearn_mhla._targets import check_sample_weights
+from sklearn_mhla._tokens import (
+    check_sequences,
+    rows_of_positive_weight,
+)
 from sklearn_mhla.identifiability._certificate import (
     IdentifiabilityCertificate,
     Options,

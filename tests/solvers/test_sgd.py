@@ -19,7 +19,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn_mhla import MHLARegressor, function_distance
 from sklearn_mhla._backend import TorchBackend, one_torch_thread
 from sklearn_mhla._design import Design
-from sklearn_mhla._tokens import check_sequences, check_targets
+from sklearn_mhla._targets import check_targets
+from sklearn_mhla._tokens import (
+    check_sequences,
+)
 from sklearn_mhla.datasets import make_linear_attention
 from sklearn_mhla.solvers import LeastSquaresProblem
 from sklearn_mhla.solvers._mini_batches import Samples, StandardUnits
